@@ -1,0 +1,3 @@
+"""What fulfils the core's effects: executors run steps, movers move KV.
+
+Decides nothing; refuses to know policies."""

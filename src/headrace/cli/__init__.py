@@ -1,0 +1,3 @@
+"""Argument parsing into configuration, and tables out of answers: serve, chat, pull, doctor, explain.
+
+Decides nothing about serving; refuses to know how a step is planned or a block is found."""

@@ -1,0 +1,3 @@
+"""Which processes exist: launch, supervise, discover, drain; the front end that runs RouterCore.
+
+Decides when a process is started or given up; refuses to know what a request says."""

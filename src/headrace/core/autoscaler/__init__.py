@@ -1,0 +1,1 @@
+"""AutoscalerCore: how many workers of which role there are."""

@@ -1,0 +1,1 @@
+"""Words every machine shares: ids, time, errors, sampling parameters, step plans."""

@@ -1,0 +1,13 @@
+"""Identifiers and time, as distinct types so that a checker keeps them apart."""
+
+from typing import Final, NewType
+
+Ns = NewType("Ns", int)
+"""A point in time or a duration in integer nanoseconds, so that ties and sums are exact."""
+
+SeqId = NewType("SeqId", int)
+StepId = NewType("StepId", int)
+BlockId = NewType("BlockId", int)
+
+NS_PER_S: Final = 1_000_000_000
+NS_PER_MS: Final = 1_000_000

@@ -1,0 +1,1 @@
+"""One frozen configuration schema, merged from named sources; unknown keys are errors."""

@@ -1,0 +1,38 @@
+"""The cost model that every part of headrace asks."""
+
+from typing import Protocol
+
+import msgspec
+
+from headrace.core.base.plan import StepPlan
+from headrace.core.base.types import Ns
+
+
+class StepShape(msgspec.Struct, frozen=True):
+    """All that a step's duration is predicted from."""
+
+    num_tokens: int  # rows of the forward pass
+    num_seqs: int
+    num_logit_rows: int
+    num_attention_pairs: int  # sum over tokens of the KV positions each attends to
+    num_kv_tokens: int  # sum over sequences of the KV length after the step (bytes read by attention)
+
+    @staticmethod
+    def of(plan: StepPlan) -> "StepShape":
+        pairs = kv = logits = 0
+        for seq in plan.seqs:
+            n = len(seq.tokens)
+            pairs += n * seq.start + n * (n + 1) // 2
+            kv += seq.start + n
+            logits += n if seq.prompt_logprobs is not None else int(seq.sample is not None)
+        return StepShape(plan.num_tokens, len(plan.seqs), logits, pairs, kv)
+
+
+class CostModel(Protocol):
+    def step_ns(self, shape: StepShape) -> Ns:
+        """Predicted duration of a step; at least 1."""
+        ...
+
+    def copy_ns(self, num_bytes: int, link: str) -> Ns:
+        """Predicted duration of a KV copy over the named link."""
+        ...

@@ -1,0 +1,1 @@
+"""EngineCore: scheduler, KV manager and hand-off behind one `handle`."""

@@ -1,0 +1,16 @@
+"""What an EngineCore tells about itself between events: a query that changes nothing."""
+
+import msgspec
+
+
+class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
+    num_running: int
+    num_waiting: int
+    num_blocks: int
+    num_free_blocks: int
+    num_cached_blocks: int  # held by nobody, kept for reuse
+    num_pinned_blocks: int  # held by sequences (or by a step that is still running)
+    num_preemptions: int
+    num_recomputed_tokens: int  # computed tokens given up by preemption
+    num_queried_tokens: int  # prompt tokens looked up in the prefix cache
+    num_hit_tokens: int  # of these, found

@@ -1,0 +1,1 @@
+"""HandoffCore: prefill-to-decode transfer under leases (owner, epoch, deadline)."""

@@ -1,0 +1,1 @@
+"""RouterCore: which worker gets a request, in predicted milliseconds, explained."""

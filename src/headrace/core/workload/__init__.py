@@ -1,0 +1,1 @@
+"""Arrival processes and traces as data: who asks what, when. Seeded, clockless."""

@@ -1,0 +1,189 @@
+"""The port between models and backends.
+
+A model is written once as `forward(ops) -> logits handle`: a straight line of calls on `Ops`. The tokens, positions and
+block tables of the current step are the backend's business, so a backend may run each call at once (torch) or record
+the line once and later run it natively for any batch (native).
+
+Shapes use T = tokens in the step (over all sequences), L = rows that need logits, H / Hkv = query / KV heads,
+D = head size. Activations are float32; every backend may compute inside as it states, never less exactly than its
+`Precision` says.
+"""
+
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from typing import Generic, Protocol, TypeVar
+
+import msgspec
+
+from headrace.core.base.plan import BlockCopy, SampleSpec, TokenLogprob
+from headrace.core.base.types import BlockId
+
+T = TypeVar("T")  # activation handle: a tensor (torch) or a register of the recorded program (native)
+W = TypeVar("W")  # weight handle
+
+
+class WeightType(StrEnum):
+    """Storage types of weights, as files hold them (GGUF block types keep their own layout)."""
+
+    F32 = "f32"
+    F16 = "f16"
+    BF16 = "bf16"
+    Q4_0 = "q4_0"
+    Q4_1 = "q4_1"
+    Q8_0 = "q8_0"
+
+
+class TensorView(msgspec.Struct, frozen=True):
+    """A weight as it lies in a memory-mapped file: row-major [rows, cols]; a vector is [1, cols].
+
+    `linear` computes x @ weight.T, so rows are outputs and cols are inputs. Quantised rows consist of 32-value
+    blocks along cols, so cols is a multiple of 32 there.
+    """
+
+    name: str
+    type: WeightType
+    rows: int
+    cols: int
+    data: memoryview  # format "B", contiguous, exactly the tensor's bytes
+
+
+class Rope(msgspec.Struct, frozen=True):
+    """Rotary position embedding. Pair i of a head is rotated by position * inv_freq[i].
+
+    `interleaved`: pair i is (2i, 2i + 1) (GGUF llama files); otherwise (i, i + D/2) (safetensors, NeoX style).
+    """
+
+    inv_freq: tuple[float, ...]  # D / 2 values, scaling for long context already applied
+    interleaved: bool
+
+
+class AttentionSpec(msgspec.Struct, frozen=True):
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+
+
+class KvLayout(msgspec.Struct, frozen=True):
+    """The KV pool. Bytes of a block are opaque outside the backend; `block_bytes` are what it costs."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    num_blocks: int
+    block_size: int = 16
+    dtype: str = "bf16"
+
+    @property
+    def block_bytes(self) -> int:
+        return 2 * 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.block_size
+
+
+class Ops(Protocol[T, W]):
+    """Operations on the current step's rows. All results are new handles; inputs stay valid."""
+
+    def embed(self, table: W) -> T:
+        """Rows of `table` for the step's token ids: [T, cols]."""
+        ...
+
+    def rms_norm(self, x: T, weight: W, eps: float) -> T:
+        """x / sqrt(mean(x²) + eps) * weight, row by row."""
+        ...
+
+    def linear(self, x: T, weights: Sequence[W], biases: Sequence[W | None] = ()) -> T:
+        """x @ concat(weights).T + concat(biases): [rows, sum of weight rows]. Weights may differ in type."""
+        ...
+
+    def add(self, x: T, y: T) -> T: ...
+
+    def silu_mul(self, gate_up: T) -> T:
+        """silu(gate) * up, where gate is the first half of each row and up the second."""
+        ...
+
+    def attention(self, qkv: T, layer: int, spec: AttentionSpec, rope: Rope) -> T:
+        """Rotate q and k, write k and v (bf16) to the KV cache of `layer`, then attend causally over the cache.
+
+        qkv rows are [q: H * D | k: Hkv * D | v: Hkv * D]; the result rows are [H * D]. A query at position p of its
+        sequence sees positions 0..p, through the sequence's block table.
+        """
+        ...
+
+    def select_logit_rows(self, x: T) -> T:
+        """The rows whose logits the step asks for: [L, cols], in step order."""
+        ...
+
+
+class StepBatch(msgspec.Struct, frozen=True):
+    """A ragged batch. Sequence i owns tokens[token_starts[i] : token_starts[i + 1]], at positions from positions[i] on."""
+
+    tokens: Sequence[int]
+    token_starts: Sequence[int]  # num_seqs + 1 values
+    positions: Sequence[int]  # position of each sequence's first token in this step = its KV length before the step
+    block_tables: Sequence[Sequence[BlockId]]  # one for each sequence; covers its positions after the step
+    logit_rows: Sequence[int]  # indices into tokens, increasing
+
+
+class RowRequest(msgspec.Struct, frozen=True):
+    """What is wanted of one logits row: a sampled token, or the log probability of a known one."""
+
+    sample: SampleSpec | None
+    target: int | None = None  # known next token (prompt log probabilities)
+    num_top: int | None = None  # None = no log probabilities, 0 = only of the token itself
+
+
+class RowResult(msgspec.Struct, frozen=True):
+    token: int
+    logprob: TokenLogprob | None
+
+
+class Program(Protocol):
+    """A model compiled by a backend together with its KV pool. Not thread-safe: one step at a time."""
+
+    def run(self, batch: StepBatch) -> None:
+        """One forward pass; logits of `batch.logit_rows` stay in the backend until the next run."""
+        ...
+
+    def finish_rows(self, requests: Sequence[RowRequest]) -> list[RowResult]:
+        """Sample or score the logits rows of the last run, one request for each of them, in order."""
+        ...
+
+    def logits(self) -> list[list[float]]:
+        """The logits of the last run [L, vocab] (tests and perplexity; not the serving path)."""
+        ...
+
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None: ...
+
+
+class Backend(Protocol[T, W]):
+    """Where weights live and programs run."""
+
+    name: str
+    batch_invariant: bool
+
+    def load_weight(self, view: TensorView) -> W:
+        """Take a weight in, in whatever form the backend computes with. The view need not outlive the call."""
+        ...
+
+    def weight_bytes(self) -> int:
+        """Bytes that all weights loaded so far occupy."""
+        ...
+
+    def compile(self, forward: "Forward[T, W]", kv: KvLayout, max_tokens: int) -> Program:
+        """Prepare `forward` for steps of up to `max_tokens` tokens over a new KV pool (DeviceError if it does not fit)."""
+        ...
+
+
+Forward = Callable[[Ops[T, W]], T]
+
+
+class Model(Protocol, Generic[T, W]):
+    """What the executor needs of a loaded architecture."""
+
+    vocab_size: int
+    max_model_len: int
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    digest: str
+
+    def forward(self, ops: Ops[T, W]) -> T: ...

@@ -1,0 +1,1 @@
+"""The readable reference backend (CPU, CUDA). Imports torch; nothing on the default path imports this."""
