@@ -1,0 +1,70 @@
+# Every target only wraps commands that README.md and CONTRIBUTING.md document.
+#   make serve    build, fetch the default model once, serve it on 127.0.0.1:8000
+#   make test     the default test run           make test-slow   the rest of it
+#   make check    format, lint, types, imports   make bench       loads against a server of its own
+#   make setup    the development environment    make clean       forget what was built
+
+PYTHON ?= python3
+VENV   ?= .venv
+ARGS   ?=
+
+BIN     := $(VENV)/bin
+PIP     := $(BIN)/python -m pip --disable-pip-version-check -q
+PYTEST  := $(BIN)/python -m pytest
+NATIVE  := pyproject.toml $(wildcard CMakeLists.txt) $(shell find src -path '*/csrc/*' -type f)
+SOURCES := $(NATIVE) $(shell find src -name '*.py')
+
+# Two ways to be installed: `app` is `pip install .`, all that serving needs; `dev` is editable with every tool.
+# Once a checkout is set up for development, `make serve` serves the checkout.
+APP := $(VENV)/.installed-app
+DEV := $(VENV)/.installed-dev
+
+.PHONY: serve setup test test-slow check format bench clean
+.DEFAULT_GOAL := serve
+
+serve: $(if $(wildcard $(DEV)),$(DEV),$(APP))
+	$(BIN)/headrace serve $(ARGS)
+
+setup: $(DEV)
+
+test: $(DEV)
+	$(PYTEST) $(ARGS)
+
+test-slow: $(DEV)
+	$(PYTEST) -m slow $(ARGS)
+
+check: $(DEV)
+	$(BIN)/ruff format --check src tests
+	$(BIN)/ruff check src tests
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/codespell src tests docs README.md ARCHITECTURE.md CONTRIBUTING.md CHANGELOG.md SECURITY.md STYLE.md
+	$(PYTEST) -q tests/tidy
+
+format: $(DEV)
+	$(BIN)/ruff check --fix src tests
+	$(BIN)/ruff format src tests
+
+bench: $(DEV)
+	$(BIN)/python -m headrace.bench --out build/bench.json $(ARGS)
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@echo "creating a virtual environment in $(VENV)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "headrace needs Python 3.11 or newer; name one with PYTHON=..." >&2; exit 2; }
+	@$(PYTHON) -m venv $(VENV)
+
+$(APP): $(BIN)/python $(SOURCES)
+	@echo "installing headrace and building its native backend (about a minute)"
+	$(PIP) install .
+	@touch $@
+
+$(DEV): $(BIN)/python $(NATIVE)
+	@echo "installing headrace for development, with every tool of the tests (a few minutes)"
+	$(PIP) install -e '.[dev]'
+	@rm -f $(APP)
+	@touch $@
