@@ -1,155 +1,24 @@
-"""What can happen to an EngineCore, and what it can ask for. These are also the event log and the wire."""
+"""Kept until every importer names core.base.events."""
 
-from enum import StrEnum
-from typing import TypeAlias
-
-import msgspec
-
-from headrace.core.base.plan import BlockCopy, StepPlan, StepResult, TokenLogprob
-from headrace.core.base.sampling import SamplingParams
-from headrace.core.base.types import BlockId, Ns, SeqId, StepId
-
-
-class Slo(msgspec.Struct, frozen=True):
-    """Limits that a request must meet to count as good. None = not stated."""
-
-    ttft_ms: float | None = None
-    itl_ms: float | None = None
-    tpot_ms: float | None = None
-    e2e_ms: float | None = None
-
-
-class SeqSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A sequence as it arrives."""
-
-    seq_id: SeqId  # unique for the life of the worker
-    request_id: str
-    prompt_tokens: tuple[int, ...]
-    params: SamplingParams
-    eos_token_ids: tuple[int, ...] = ()
-    salt: str = ""  # keeps tenants' cached blocks apart
-    adapter: str = ""
-    priority: int = 0  # lower runs earlier
-    slo: Slo = Slo()
-    deadline_ns: Ns | None = None
-    arrived_ns: Ns = Ns(0)  # at the server; before the engine saw it
-
-
-class FinishReason(StrEnum):
-    STOP = "stop"  # end of text or a stop token id
-    LENGTH = "length"
-    CANCELLED = "cancelled"
-    DEADLINE = "deadline"
-    ERROR = "error"
-
-
-# ---- events
-
-
-class Arrive(msgspec.Struct, frozen=True, tag=True):
-    seqs: tuple[SeqSpec, ...]
-
-
-class Cancel(msgspec.Struct, frozen=True, tag=True):
-    """Idempotent in every state, unknown ids included."""
-
-    seq_id: SeqId
-
-
-class StepDone(msgspec.Struct, frozen=True, tag=True):
-    result: StepResult
-
-
-class StepFailed(msgspec.Struct, frozen=True, tag=True):
-    step_id: StepId
-    error: str
-
-
-class CopyDone(msgspec.Struct, frozen=True, tag=True):
-    copy_id: int
-
-
-class Timer(msgspec.Struct, frozen=True, tag=True):
-    timer_id: int
-
-
-EngineEvent: TypeAlias = Arrive | Cancel | StepDone | StepFailed | CopyDone | Timer
-
-# ---- effects
-
-
-class StartStep(msgspec.Struct, frozen=True, tag=True):
-    plan: StepPlan
-
-
-class StartCopy(msgspec.Struct, frozen=True, tag=True):
-    copy_id: int
-    copies: tuple[BlockCopy, ...]
-
-
-class Admitted(msgspec.Struct, frozen=True, tag=True):
-    """A waiting sequence got its blocks; again after each preemption."""
-
-    seq_id: SeqId
-    num_cached_tokens: int
-
-
-class Emit(msgspec.Struct, frozen=True, tag=True):
-    seq_id: SeqId
-    tokens: tuple[int, ...]
-    logprobs: tuple[TokenLogprob, ...] = ()
-    prompt_logprobs: tuple[TokenLogprob, ...] = ()  # for prompt tokens 1, 2, … in order, over several Emits
-
-
-class Preempted(msgspec.Struct, frozen=True, tag=True):
-    seq_id: SeqId
-    reason: str
-    num_lost_tokens: int  # computed tokens given up
-
-
-class Finish(msgspec.Struct, frozen=True, tag=True):
-    """The last word on an accepted sequence; its blocks are already free or cached."""
-
-    seq_id: SeqId
-    reason: FinishReason
-    num_prompt_tokens: int
-    num_output_tokens: int
-    num_cached_tokens: int  # prompt tokens whose KV was found at first admission
-    num_preemptions: int
-    stop_token_id: int | None = None
-    error: str = ""
-
-
-class Reject(msgspec.Struct, frozen=True, tag=True):
-    """The only word on a sequence that was not accepted."""
-
-    seq_id: SeqId
-    status_hint: int
-    code: str
-    message: str
-    hint: str = ""
-    retry_after_s: float | None = None
-
-
-class CallAt(msgspec.Struct, frozen=True, tag=True):
-    at_ns: Ns
-    timer_id: int
-
-
-class BlockStored(msgspec.Struct, frozen=True, tag=True):
-    name: bytes
-    parent: bytes
-    block_id: BlockId
-
-
-class BlockRemoved(msgspec.Struct, frozen=True, tag=True):
-    name: bytes
-
-
-class KvChanged(msgspec.Struct, frozen=True, tag=True):
-    changes: tuple[BlockStored | BlockRemoved, ...]
-
-
-EngineEffect: TypeAlias = (
-    StartStep | StartCopy | Admitted | Emit | Preempted | Finish | Reject | CallAt | KvChanged
-)
+from headrace.core.base.events import Arrive as Arrive
+from headrace.core.base.events import Cancel as Cancel
+from headrace.core.base.events import StepDone as StepDone
+from headrace.core.base.events import StepFailed as StepFailed
+from headrace.core.base.events import CopyDone as CopyDone
+from headrace.core.base.events import Timer as Timer
+from headrace.core.base.events import StartStep as StartStep
+from headrace.core.base.events import StartCopy as StartCopy
+from headrace.core.base.events import Admitted as Admitted
+from headrace.core.base.events import Emit as Emit
+from headrace.core.base.events import Preempted as Preempted
+from headrace.core.base.events import Finish as Finish
+from headrace.core.base.events import Reject as Reject
+from headrace.core.base.events import CallAt as CallAt
+from headrace.core.base.events import BlockStored as BlockStored
+from headrace.core.base.events import BlockRemoved as BlockRemoved
+from headrace.core.base.events import KvChanged as KvChanged
+from headrace.core.base.events import EngineEvent as EngineEvent
+from headrace.core.base.events import EngineEffect as EngineEffect
+from headrace.core.base.request import FinishReason as FinishReason
+from headrace.core.base.request import SeqSpec as SeqSpec
+from headrace.core.base.request import Slo as Slo

@@ -1,0 +1,123 @@
+"""What can happen to an EngineCore, and what it can ask for. These are also the event log and the wire."""
+
+from typing import TypeAlias
+
+import msgspec
+
+from headrace.core.base.plan import BlockCopy, StepPlan, StepResult, TokenLogprob
+from headrace.core.base.request import FinishReason, SeqSpec
+from headrace.core.base.types import BlockId, Ns, SeqId, StepId
+
+
+# ---- events
+
+
+class Arrive(msgspec.Struct, frozen=True, tag=True):
+    seqs: tuple[SeqSpec, ...]
+
+
+class Cancel(msgspec.Struct, frozen=True, tag=True):
+    """Idempotent in every state, unknown ids included."""
+
+    seq_id: SeqId
+
+
+class StepDone(msgspec.Struct, frozen=True, tag=True):
+    result: StepResult
+
+
+class StepFailed(msgspec.Struct, frozen=True, tag=True):
+    step_id: StepId
+    error: str
+
+
+class CopyDone(msgspec.Struct, frozen=True, tag=True):
+    copy_id: int
+
+
+class Timer(msgspec.Struct, frozen=True, tag=True):
+    timer_id: int
+
+
+EngineEvent: TypeAlias = Arrive | Cancel | StepDone | StepFailed | CopyDone | Timer
+
+# ---- effects
+
+
+class StartStep(msgspec.Struct, frozen=True, tag=True):
+    plan: StepPlan
+
+
+class StartCopy(msgspec.Struct, frozen=True, tag=True):
+    copy_id: int
+    copies: tuple[BlockCopy, ...]
+
+
+class Admitted(msgspec.Struct, frozen=True, tag=True):
+    """A waiting sequence got its blocks; again after each preemption."""
+
+    seq_id: SeqId
+    num_cached_tokens: int
+
+
+class Emit(msgspec.Struct, frozen=True, tag=True):
+    seq_id: SeqId
+    tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[
+        TokenLogprob, ...
+    ] = ()  # for prompt tokens 1, 2, … in order, over several Emits
+
+
+class Preempted(msgspec.Struct, frozen=True, tag=True):
+    seq_id: SeqId
+    reason: str
+    num_lost_tokens: int  # computed tokens given up
+
+
+class Finish(msgspec.Struct, frozen=True, tag=True):
+    """The last word on an accepted sequence; its blocks are already free or cached."""
+
+    seq_id: SeqId
+    reason: FinishReason
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_cached_tokens: int  # prompt tokens whose KV was found at first admission
+    num_preemptions: int
+    stop_token_id: int | None = None
+    error: str = ""
+
+
+class Reject(msgspec.Struct, frozen=True, tag=True):
+    """The only word on a sequence that was not accepted."""
+
+    seq_id: SeqId
+    status_hint: int
+    code: str
+    message: str
+    hint: str = ""
+    retry_after_s: float | None = None
+
+
+class CallAt(msgspec.Struct, frozen=True, tag=True):
+    at_ns: Ns
+    timer_id: int
+
+
+class BlockStored(msgspec.Struct, frozen=True, tag=True):
+    name: bytes
+    parent: bytes
+    block_id: BlockId
+
+
+class BlockRemoved(msgspec.Struct, frozen=True, tag=True):
+    name: bytes
+
+
+class KvChanged(msgspec.Struct, frozen=True, tag=True):
+    changes: tuple[BlockStored | BlockRemoved, ...]
+
+
+EngineEffect: TypeAlias = (
+    StartStep | StartCopy | Admitted | Emit | Preempted | Finish | Reject | CallAt | KvChanged
+)

@@ -1,0 +1,41 @@
+"""A request as the engine sees it: sequences with their limits, and how they may end."""
+
+from enum import StrEnum
+
+import msgspec
+
+from headrace.core.base.sampling import SamplingParams
+from headrace.core.base.types import Ns, SeqId
+
+
+class Slo(msgspec.Struct, frozen=True):
+    """Limits that a request must meet to count as good. None = not stated."""
+
+    ttft_ms: float | None = None
+    itl_ms: float | None = None
+    tpot_ms: float | None = None
+    e2e_ms: float | None = None
+
+
+class SeqSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A sequence as it arrives."""
+
+    seq_id: SeqId  # unique for the life of the worker
+    request_id: str
+    prompt_tokens: tuple[int, ...]
+    params: SamplingParams
+    eos_token_ids: tuple[int, ...] = ()
+    salt: str = ""  # keeps tenants' cached blocks apart
+    adapter: str = ""
+    priority: int = 0  # lower runs earlier
+    slo: Slo = Slo()
+    deadline_ns: Ns | None = None
+    arrived_ns: Ns = Ns(0)  # at the server; before the engine saw it
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"  # end of text or a stop token id
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    DEADLINE = "deadline"
+    ERROR = "error"

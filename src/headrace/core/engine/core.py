@@ -1,0 +1,244 @@
+"""EngineCore: the machine of one worker. Events in, effects out; one step at a time.
+
+It owns the sequences' lives: accepts or rejects them, hands planned steps to the executor, turns results into tokens,
+and ends sequences. What runs next is the Scheduler's choice; which block holds what is the KvManager's.
+"""
+
+from typing import assert_never
+
+from headrace.core.base.errors import InvariantError
+from headrace.core.base.events import (
+    Arrive,
+    CallAt,
+    Cancel,
+    CopyDone,
+    Emit,
+    EngineEffect,
+    EngineEvent,
+    Finish,
+    KvChanged,
+    Reject,
+    StartStep,
+    StepDone,
+    StepFailed,
+    Timer,
+)
+from headrace.core.base.plan import SeqResult, SeqStep, StepPlan, StepResult, WorkerSpec
+from headrace.core.base.request import FinishReason, SeqSpec
+from headrace.core.base.types import Ns, SeqId
+from headrace.core.config.schema import WorkerConfig
+from headrace.core.engine.admission import find_fault, find_lateness
+from headrace.core.engine.stats import EngineStats
+from headrace.core.kv.manager import KvManager
+from headrace.core.kv.names import BlockChain, root_name
+from headrace.core.scheduler.scheduler import Scheduler
+from headrace.core.scheduler.sequence import Sequence
+
+# A sequence whose steps fail this often ends with an error: it may be what makes them fail.
+MAX_STEP_FAILURES = 3
+
+
+class EngineCore:
+    """`handle(now, event) -> effects`. Build one with `build_worker`."""
+
+    def __init__(
+        self, config: WorkerConfig, spec: WorkerSpec, kv: KvManager, scheduler: Scheduler
+    ) -> None:
+        self.config = config
+        self.spec = spec
+        self._kv = kv
+        self._scheduler = scheduler
+        self._seqs: dict[SeqId, Sequence] = {}
+        self._ending: dict[SeqId, FinishReason] = {}  # to end as soon as the running step is done
+        self._plan: StepPlan | None = None  # the step that runs
+        self._num_arrived = 0
+        self._now = Ns(0)
+
+    # ---- queries
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._seqs and self._plan is None
+
+    def stats(self) -> EngineStats:
+        kv, scheduler = self._kv, self._scheduler
+        return EngineStats(
+            num_running=scheduler.num_running,
+            num_waiting=scheduler.num_waiting,
+            num_blocks=kv.num_blocks,
+            num_free_blocks=kv.num_free,
+            num_cached_blocks=kv.num_cached,
+            num_pinned_blocks=kv.num_blocks - kv.num_free - kv.num_cached,
+            num_preemptions=scheduler.num_preemptions,
+            num_recomputed_tokens=scheduler.num_recomputed_tokens,
+            num_queried_tokens=scheduler.num_queried_tokens,
+            num_hit_tokens=scheduler.num_hit_tokens,
+        )
+
+    def check(self) -> None:
+        """Raise InvariantError unless blocks and sequences are conserved."""
+        self._kv.check()
+        known = {seq.seq_id for seq in self._scheduler.waiting()} | {
+            seq.seq_id for seq in self._scheduler.running()
+        }
+        if known != self._seqs.keys():
+            raise InvariantError("sequence lost", scheduled=len(known), alive=len(self._seqs))
+        if not self._seqs and self._kv.num_free + self._kv.num_cached != self._kv.num_blocks:
+            raise InvariantError(
+                "blocks held by nobody", free=self._kv.num_free, cached=self._kv.num_cached
+            )
+
+    # ---- the machine
+
+    def handle(self, now: Ns, event: EngineEvent) -> list[EngineEffect]:
+        if now < self._now:
+            raise InvariantError("time went back", last=self._now, now=now)
+        self._now = now
+        effects: list[EngineEffect] = []
+        match event:
+            case Arrive(seqs):
+                for spec in seqs:
+                    self._arrive(now, spec, effects)
+            case Cancel(seq_id):
+                self._end(seq_id, FinishReason.CANCELLED, effects)
+            case Timer(timer_id):
+                self._end(SeqId(timer_id), FinishReason.DEADLINE, effects)
+            case StepDone(result):
+                self._step_done(result, effects)
+            case StepFailed(step_id, error):
+                self._step_failed(now, step_id, error, effects)
+            case CopyDone(copy_id):
+                raise InvariantError("a copy ended that was never started", copy_id=copy_id)
+            case _:
+                assert_never(event)
+        if self._plan is None:
+            self._start_step(now, effects)
+        changes = self._kv.drain_changes()
+        if changes:
+            effects.append(KvChanged(changes))
+        return effects
+
+    def _start_step(self, now: Ns, effects: list[EngineEffect]) -> None:
+        plan, happened = self._scheduler.plan(now)
+        effects.extend(happened)
+        if plan is not None:
+            self._plan = plan
+            effects.append(StartStep(plan))
+
+    # ---- arrival
+
+    def _arrive(self, now: Ns, spec: SeqSpec, effects: list[EngineEffect]) -> None:
+        if spec.seq_id in self._seqs:
+            raise InvariantError("sequence id used twice", seq_id=spec.seq_id)
+        root = root_name(
+            self.spec.model_digest,
+            self.spec.kv_dtype,
+            self.spec.block_size,
+            spec.adapter,
+            spec.salt,
+        )
+        reject = find_fault(spec, self.spec, self.config.scheduler, self._kv, self._scheduler)
+        if reject is None:
+            seq = Sequence(spec, self._num_arrived, now, BlockChain(root, self.spec.block_size))
+            if self.config.scheduler.early_reject:
+                reject = find_lateness(seq, now, self._scheduler.predict_ttft_ns(seq))
+        if reject is not None:
+            effects.append(reject)
+            return
+        self._num_arrived += 1
+        self._seqs[spec.seq_id] = seq
+        self._scheduler.add(seq, now)
+        if spec.deadline_ns is not None:
+            effects.append(CallAt(max(spec.deadline_ns, now), spec.seq_id))
+
+    # ---- results
+
+    def _step_done(self, result: StepResult, effects: list[EngineEffect]) -> None:
+        plan = self._take_plan(result.step_id)
+        if len(plan.seqs) != len(result.seqs):
+            raise InvariantError("step result has another size than its plan", step_id=plan.step_id)
+        for share, outcome in zip(plan.seqs, result.seqs, strict=True):
+            if share.seq_id != outcome.seq_id:
+                raise InvariantError("step result is out of order", step_id=plan.step_id)
+            self._apply(share, outcome, effects)
+
+    def _apply(self, share: SeqStep, outcome: SeqResult, effects: list[EngineEffect]) -> None:
+        seq = self._seqs[share.seq_id]
+        seq.in_step = False
+        reason = self._ending.pop(seq.seq_id, None)
+        sampled = () if reason else outcome.tokens
+        self._scheduler.advance(seq, len(share.tokens), sampled)
+        if reason is not None:
+            self._finish(seq, reason, effects)
+            return
+        if sampled or outcome.prompt_logprobs:
+            effects.append(Emit(seq.seq_id, sampled, outcome.logprobs, outcome.prompt_logprobs))
+        if sampled:
+            self._end_if_complete(seq, sampled[-1], effects)
+
+    def _end_if_complete(self, seq: Sequence, token: int, effects: list[EngineEffect]) -> None:
+        spec, params = seq.spec, seq.spec.params
+        if seq.num_output >= params.min_tokens and (
+            token in params.stop_token_ids
+            or (token in spec.eos_token_ids and not params.ignore_eos)
+        ):
+            self._finish(seq, FinishReason.STOP, effects, stop_token_id=token)
+        elif seq.num_output >= params.max_tokens or len(seq.tokens) >= self.spec.max_model_len:
+            self._finish(seq, FinishReason.LENGTH, effects)
+
+    def _step_failed(self, now: Ns, step_id: int, error: str, effects: list[EngineEffect]) -> None:
+        """Nothing of a failed step counts: its sequences are recomputed, and given up when it happens again."""
+        for share in self._take_plan(step_id).seqs:
+            seq = self._seqs[share.seq_id]
+            seq.in_step = False
+            seq.num_failures += 1
+            reason = self._ending.pop(seq.seq_id, None)
+            if reason is not None:
+                self._finish(seq, reason, effects)
+            elif seq.num_failures >= MAX_STEP_FAILURES:
+                self._finish(seq, FinishReason.ERROR, effects, error=error)
+            else:
+                effects.append(self._scheduler.preempt(seq, now, f"step failed: {error}"))
+
+    def _take_plan(self, step_id: int) -> StepPlan:
+        plan = self._plan
+        if plan is None or plan.step_id != step_id:
+            raise InvariantError("result of a step that does not run", step_id=step_id)
+        self._plan = None
+        return plan
+
+    # ---- ends
+
+    def _end(self, seq_id: SeqId, reason: FinishReason, effects: list[EngineEffect]) -> None:
+        """End a sequence now, or as soon as the running step no longer writes to its blocks. Idempotent."""
+        seq = self._seqs.get(seq_id)
+        if seq is None:
+            return
+        if seq.in_step:
+            self._ending.setdefault(seq_id, reason)
+        else:
+            self._finish(seq, reason, effects)
+
+    def _finish(
+        self,
+        seq: Sequence,
+        reason: FinishReason,
+        effects: list[EngineEffect],
+        *,
+        stop_token_id: int | None = None,
+        error: str = "",
+    ) -> None:
+        self._scheduler.remove(seq)
+        del self._seqs[seq.seq_id]
+        effects.append(
+            Finish(
+                seq_id=seq.seq_id,
+                reason=reason,
+                num_prompt_tokens=seq.num_prompt,
+                num_output_tokens=seq.num_output,
+                num_cached_tokens=seq.first_num_cached or 0,
+                num_preemptions=seq.num_preemptions,
+                stop_token_id=stop_token_id,
+                error=error,
+            )
+        )

@@ -1,0 +1,54 @@
+"""The name of a KV block: a versioned chained hash of everything that decides its content.
+
+    root  = H("kvh1", model digest, KV dtype, block size, adapter, salt)      each field length-prefixed
+    child = H(parent name, token ids as little-endian u32)
+
+H is SHA-256 cut to 16 bytes. The same name is used by the device index, lower tiers, the wire and the router, so it
+depends on no process, seed or architecture; the vectors in tests/unit/core/kv/test_names.py hold it still.
+"""
+
+import struct
+import sys
+from array import array
+from collections.abc import Sequence
+from hashlib import sha256
+from typing import Final
+
+VERSION: Final = "kvh1"
+NAME_BYTES: Final = 16
+
+
+def root_name(model_digest: str, kv_dtype: str, block_size: int, adapter: str, salt: str) -> bytes:
+    """The parent of a sequence's first block. Different roots never share a block."""
+    digest = sha256()
+    for field in (VERSION, model_digest, kv_dtype, str(block_size), adapter, salt):
+        data = field.encode()
+        digest.update(struct.pack("<I", len(data)) + data)
+    return digest.digest()[:NAME_BYTES]
+
+
+def child_name(parent: bytes, tokens: Sequence[int]) -> bytes:
+    """The name of the full block that holds `tokens` after `parent`."""
+    words = array("I", tokens)
+    if sys.byteorder == "big":
+        words.byteswap()
+    return sha256(parent + words.tobytes()).digest()[:NAME_BYTES]
+
+
+class BlockChain:
+    """The names of a growing token list's full blocks, each computed once."""
+
+    __slots__ = ("_block_size", "names", "root")
+
+    def __init__(self, root: bytes, block_size: int) -> None:
+        self.root = root
+        self.names: list[bytes] = []
+        self._block_size = block_size
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Name every full block of `tokens` (the whole list, of which earlier calls saw a prefix)."""
+        size, names = self._block_size, self.names
+        parent = names[-1] if names else self.root
+        for start in range(len(names) * size, len(tokens) - size + 1, size):
+            parent = child_name(parent, tokens[start : start + size])
+            names.append(parent)

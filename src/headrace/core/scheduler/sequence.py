@@ -1,0 +1,100 @@
+"""A sequence inside the engine: what is known of it, how much of that is computed, which state it is in."""
+
+from enum import Enum
+
+from headrace.core.base.errors import InvariantError
+from headrace.core.base.types import Ns, SeqId
+from headrace.core.base.request import SeqSpec
+from headrace.core.kv.names import BlockChain
+
+
+class State(Enum):
+    WAITING = "waiting"  # holds no blocks
+    RUNNING = "running"  # holds blocks
+    FINISHED = "finished"
+
+
+NEXT = {
+    State.WAITING: {State.RUNNING, State.FINISHED},
+    State.RUNNING: {State.WAITING, State.FINISHED},  # WAITING again = preempted
+    State.FINISHED: set[State](),
+}
+
+
+class Sequence:
+    """Known tokens are prompt + output; a step lets `num_computed` catch up with them."""
+
+    __slots__ = (
+        "chain",
+        "first_num_cached",
+        "in_step",
+        "last_step",
+        "num_computed",
+        "num_failures",
+        "num_preemptions",
+        "num_prompt",
+        "order",
+        "promised_tokens",
+        "queue_key",
+        "queued_ns",
+        "spec",
+        "state",
+        "tokens",
+    )
+
+    def __init__(self, spec: SeqSpec, order: int, now: Ns, chain: BlockChain) -> None:
+        self.spec = spec
+        self.order = order  # of arrival; kept through preemptions
+        self.queue_key: tuple[float, int] = (0.0, order)  # its place among the waiting
+        self.queued_ns = now  # when it began to wait, last
+        self.tokens = list(spec.prompt_tokens)
+        self.num_prompt = len(self.tokens)
+        self.num_computed = 0
+        self.first_num_cached: int | None = None
+        self.num_preemptions = 0
+        self.num_failures = 0
+        self.promised_tokens = 0  # length up to which admission promised blocks
+        self.last_step = -1
+        self.in_step = False  # part of the step that runs
+        self.state = State.WAITING
+        self.chain = chain
+        chain.extend(self.tokens)
+
+    @property
+    def seq_id(self) -> SeqId:
+        return self.spec.seq_id
+
+    @property
+    def num_output(self) -> int:
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def num_remaining(self) -> int:
+        """Known tokens that are not computed."""
+        return len(self.tokens) - self.num_computed
+
+    @property
+    def max_len(self) -> int:
+        return self.num_prompt + self.spec.params.max_tokens
+
+    @property
+    def reusable_tokens(self) -> int:
+        """Leading tokens whose KV may come from the cache.
+
+        The last known token is always computed, since its logits choose the next one; prompt log probabilities need
+        every prompt token's logits.
+        """
+        if self.spec.params.prompt_logprobs is not None and self.num_output == 0:
+            return 0
+        return len(self.tokens) - 1
+
+    def move(self, state: State) -> None:
+        if state not in NEXT[self.state]:
+            raise InvariantError(
+                "illegal move of a sequence", seq_id=self.seq_id, old=self.state, new=state
+            )
+        self.state = state
+
+    def append(self, token: int) -> None:
+        self.tokens.append(token)
+        self.chain.extend(self.tokens)
