@@ -1,0 +1,72 @@
+"""A headrace server of its own for a benchmark: started, timed until healthy, stopped."""
+
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from headrace.core.base.errors import HeadraceError
+
+START_TIMEOUT_S = 120.0
+STOP_TIMEOUT_S = 30.0
+
+
+class Served(msgspec.Struct, frozen=True):
+    url: str
+    pid: int
+    healthy_after_s: float  # process start to the first 200 of /ready
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def is_ready(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/ready", timeout=1) as response:
+            return bool(response.status == 200)
+    except (urllib.error.URLError, ConnectionError, TimeoutError):
+        return False
+
+
+def served_model(url: str) -> str:
+    """The name of the first model that the server at `url` lists."""
+    with urllib.request.urlopen(f"{url}/v1/models", timeout=10) as response:
+        models = msgspec.json.decode(response.read())
+    return str(models["data"][0]["id"])
+
+
+@contextmanager
+def serving(arguments: Sequence[str], log: Path) -> Iterator[Served]:
+    """`headrace serve` with `arguments` on a free port of 127.0.0.1; its output goes to `log`."""
+    url_port = free_port()
+    url = f"http://127.0.0.1:{url_port}"
+    command = [sys.executable, "-m", "headrace.cli.main", "serve", "--port", str(url_port)]
+    log.parent.mkdir(parents=True, exist_ok=True)
+    started_s = time.perf_counter()
+    with log.open("wb") as output:
+        process = subprocess.Popen([*command, *arguments], stdout=output, stderr=output)
+    try:
+        while not is_ready(url):
+            waited_s = time.perf_counter() - started_s
+            if process.poll() is not None or waited_s > START_TIMEOUT_S:
+                raise HeadraceError("server did not start", waited_s=round(waited_s, 1), log=log)
+            time.sleep(0.01)
+        yield Served(url, process.pid, time.perf_counter() - started_s)
+    finally:
+        process.terminate()
+        try:
+            process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

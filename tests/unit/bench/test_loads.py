@@ -1,0 +1,166 @@
+"""The load client against a small server of the completions endpoint."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from headrace.bench.client import Answer
+from headrace.bench.loads import LOADS, Load, LoadReport, Spread, Target, prompts_of, run_load
+from headrace.bench.prompts import PromptWriter
+from headrace.core.base.errors import HeadraceError
+
+
+def encode(text: str) -> list[int]:
+    return [len(word) for word in text.split()]
+
+
+class SmallServer:
+    """Counts words, answers each at once, and remembers what came."""
+
+    def __init__(self, *, miscount: int = 0, status: int = 200, lines: Sequence[str] = ()) -> None:
+        self.bodies: list[dict[str, Any]] = []
+        self.most_open = self.num_open = 0
+        self.miscount, self.status, self.lines = miscount, status, lines
+
+    def events(self, body: dict[str, Any]) -> list[str]:
+        num = body["max_tokens"]
+        words: list[dict[str, Any]] = [
+            {"choices": [{"text": " x", "finish_reason": None}]} for _ in range(num)
+        ]
+        end: dict[str, Any] = {"choices": [{"text": "", "finish_reason": "length"}]}
+        usage = {
+            "prompt_tokens": len(encode(body["prompt"])) + self.miscount,
+            "completion_tokens": num,
+            "prompt_tokens_details": {"cached_tokens": 2},
+        }
+        return [*map(json.dumps, [*words, end, {"choices": [], "usage": usage}]), "[DONE]"]
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        self.bodies.append(body)
+        if self.status != 200:
+            return web.Response(status=self.status, text="no room")
+        self.num_open += 1
+        self.most_open = max(self.most_open, self.num_open)
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        for _ in range(10):  # lets every request that is to be open arrive
+            await asyncio.sleep(0)
+        for line in self.lines or self.events(body):
+            await response.write(f"data: {line}\n\n".encode())
+        self.num_open -= 1
+        return response
+
+
+def run(server: SmallServer, load: Load) -> LoadReport:
+    async def main() -> LoadReport:
+        app = web.Application()
+        app.router.add_post("/v1/completions", server.answer)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        host, port = runner.addresses[0][:2]
+        try:
+            target = Target(f"http://{host}:{port}", "m")
+            return await run_load(target, load, prompts_of(load, PromptWriter(encode, seed=3)))
+        finally:
+            await runner.cleanup()
+
+    return asyncio.run(main())
+
+
+LOAD = Load(
+    name="l",
+    num_requests=5,
+    num_prompt_tokens=9,
+    num_output_tokens=4,
+    num_shared_tokens=6,
+    num_warmups=1,
+    at_once=True,
+)
+
+
+def test_report_counts_the_requests_without_the_warm_up() -> None:
+    server = SmallServer()
+    report = run(server, LOAD)
+    assert len(server.bodies) == 6
+    assert (report.num_requests, report.num_prompt_tokens, report.num_output_tokens) == (5, 45, 20)
+    assert report.num_cached_tokens == 10
+    assert report.wall_s > 0
+    assert report.output_tokens_per_s == pytest.approx(20 / report.wall_s)
+
+
+def test_requests_share_their_prefix_and_ask_for_what_the_load_says() -> None:
+    server = SmallServer()
+    run(server, LOAD)
+    prompts = [body["prompt"].split() for body in server.bodies]
+    assert {tuple(prompt[:6]) for prompt in prompts} == {tuple(prompts[0][:6])}
+    assert len({tuple(prompt) for prompt in prompts}) == 6
+    assert all(body["ignore_eos"] is True and body["temperature"] == 0 for body in server.bodies)
+
+
+def test_at_once_and_one_after_another() -> None:
+    together, alone = SmallServer(), SmallServer()
+    run(together, LOAD)
+    run(alone, Load(name="l", num_requests=3, num_prompt_tokens=9, num_output_tokens=4))
+    assert together.most_open > 1
+    assert alone.most_open == 1
+
+
+@pytest.mark.parametrize(
+    ("server", "message"),
+    [
+        (SmallServer(miscount=1), "counts other tokens"),
+        (SmallServer(status=503), "status=503, body=no room"),
+        (SmallServer(lines=['{"error": {"message": "lost"}}']), "server failed"),
+        (SmallServer(lines=["[DONE]"]), "no usage or no token"),
+        (SmallServer(lines=['{"choices": []}']), "ended before"),
+    ],
+)
+def test_a_faulty_answer_is_no_figure(server: SmallServer, message: str) -> None:
+    with pytest.raises(HeadraceError, match=message):
+        run(server, LOAD)
+
+
+def test_figures_follow_their_definitions() -> None:
+    answers = [
+        Answer(
+            sent_s=1.0,
+            first_token_s=1.5 + late,
+            last_token_s=2.5 + late,
+            num_prompt_tokens=9,
+            num_output_tokens=5,
+            num_cached_tokens=0,
+        )
+        for late in (0.0, 1.0)
+    ]
+    report = LoadReport.of(LOAD, answers)
+    assert report.wall_s == 2.5
+    assert report.output_tokens_per_s == 4.0
+    assert (report.ttft_ms.p50, report.ttft_ms.mean) == (1000.0, 1000.0)
+    assert report.ttft_ms.p99 == pytest.approx(1490.0)
+    assert report.tpot_ms.p50 == 250.0
+    assert report.prefill_tokens_per_s == 9.0
+
+
+def test_spread_of_one_value() -> None:
+    assert Spread.of([3.0]) == Spread(3.0, 3.0, 3.0)
+
+
+def test_the_standard_loads_keep_their_sizes() -> None:
+    sizes = {
+        name: (load.num_requests, load.num_prompt_tokens, load.num_output_tokens)
+        for name, load in LOADS.items()
+    }
+    assert sizes == {
+        "single": (3, 512, 128),
+        "batch": (32, 256, 128),
+        "shared": (32, 1056, 32),
+        "shared_cold": (32, 1056, 32),
+        "prefill": (3, 2048, 2),
+    }
