@@ -1,0 +1,154 @@
+"""An executor without a device: steps take as long as a cost model says, or as they once took.
+
+It has no clock of its own. `call_later(delay_ns, call)` may be a simulator's event heap or a real
+timer, so the same executor serves simulations, tests of the live driver, and dry runs of a server.
+"""
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from headrace.adapters.executors.port import OnStepDone
+from headrace.core.base.errors import DeviceError
+from headrace.core.base.events import StepDone, StepFailed
+from headrace.core.base.plan import (
+    SampleSpec,
+    SeqResult,
+    SeqStep,
+    StepPlan,
+    StepResult,
+    TokenLogprob,
+    WorkerSpec,
+)
+from headrace.core.base.types import Ns, StepId
+from headrace.core.cost.model import CostModel, StepShape
+
+CallLater = Callable[[Ns, Callable[[], None]], None]
+StepOutcome = tuple[StepDone | StepFailed, Ns]
+
+
+class StepSource(Protocol):
+    """Where a simulated executor's results come from."""
+
+    def outcome(self, plan: StepPlan) -> StepOutcome:
+        """What the step ends with, and how long that takes."""
+        ...
+
+
+class SimExecutor:
+    """The executor port over a StepSource."""
+
+    def __init__(self, spec: WorkerSpec, steps: StepSource, call_later: CallLater) -> None:
+        self.spec = spec
+        self._steps = steps
+        self._call_later = call_later
+        # At most one entry. Popping it decides who reports the step: the timer or close().
+        self._running: deque[tuple[StepDone | StepFailed, OnStepDone]] = deque()
+        self._is_closed = False
+
+    def start(self, plan: StepPlan, on_done: OnStepDone) -> None:
+        if self._is_closed or self._running:
+            reason = "executor is closed" if self._is_closed else "a step is running already"
+            raise DeviceError(reason, step_id=plan.step_id)
+        end, delay_ns = self._steps.outcome(plan)
+        self._running.append((end, on_done))
+        self._call_later(delay_ns, self._report)
+
+    def close(self) -> None:
+        """A step that still runs ends at once: there is no device to wait for."""
+        self._is_closed = True
+        self._report()
+
+    def _report(self) -> None:
+        try:
+            end, on_done = self._running.popleft()
+        except IndexError:
+            return
+        on_done(end)
+
+
+class FakeSteps:
+    """Results made up from (seed, sequence, position), so that no schedule changes them; durations
+    from a cost model.
+
+    A share `failure_rate` of the steps fails, chosen by (seed, step).
+    """
+
+    def __init__(
+        self, cost: CostModel, vocab_size: int, *, seed: int = 0, failure_rate: float = 0.0
+    ) -> None:
+        self._cost = cost
+        self._vocab_size = vocab_size
+        self._seed = seed
+        self._failure_rate = failure_rate
+
+    def outcome(self, plan: StepPlan) -> StepOutcome:
+        elapsed_ns = self._cost.step_ns(StepShape.of(plan))
+        if _mix(self._seed, plan.step_id, 1) < self._failure_rate * 2**64:
+            return StepFailed(plan.step_id, "simulated fault"), elapsed_ns
+        seqs = tuple(self._result(seq) for seq in plan.seqs)
+        return StepDone(StepResult(plan.step_id, seqs, elapsed_ns)), elapsed_ns
+
+    def _result(self, seq: SeqStep) -> SeqResult:
+        prompt_logprobs: tuple[TokenLogprob, ...] = ()
+        if seq.prompt_logprobs is not None:
+            following = seq.tokens[1:] + (
+                () if seq.next_prompt_token is None else (seq.next_prompt_token,)
+            )
+            first = seq.start + 1
+            prompt_logprobs = tuple(
+                self._logprob(seq, first + i, token, seq.prompt_logprobs)
+                for i, token in enumerate(following)
+            )
+        if seq.sample is None:
+            return SeqResult(seq.seq_id, prompt_logprobs=prompt_logprobs)
+        token = self._token(seq, seq.sample)
+        num_top = seq.sample.params.logprobs
+        logprobs = (
+            () if num_top is None else (self._logprob(seq, seq.sample.position, token, num_top),)
+        )
+        return SeqResult(seq.seq_id, (token,), logprobs, prompt_logprobs)
+
+    def _token(self, seq: SeqStep, sample: SampleSpec) -> int:
+        token = _mix(self._seed, seq.seq_id, sample.position, sample.params.seed) % self._vocab_size
+        for _ in range(self._vocab_size):
+            if token not in sample.banned:
+                break
+            token = (token + 1) % self._vocab_size
+        return token
+
+    def _logprob(self, seq: SeqStep, position: int, token: int, num_top: int) -> TokenLogprob:
+        """The token as the likeliest of all, its successors by id behind it."""
+        best = -(1 + _mix(self._seed, seq.seq_id, position, 2) % 1000) / 1000
+        num_top = min(num_top, self._vocab_size)
+        top = tuple(((token + i) % self._vocab_size, best - i) for i in range(num_top))
+        return TokenLogprob(token, best, 0, top)
+
+
+class RecordedSteps:
+    """Results and durations of steps that once ran, by step id; what was not recorded cannot be
+    run.
+    """
+
+    def __init__(self, outcomes: Mapping[StepId, StepOutcome]) -> None:
+        self._outcomes = outcomes
+
+    def outcome(self, plan: StepPlan) -> StepOutcome:
+        try:
+            return self._outcomes[plan.step_id]
+        except KeyError:
+            raise DeviceError("step was not recorded", step_id=plan.step_id) from None
+
+
+def _mix(*values: int) -> int:
+    """64 well mixed bits of some integers (the finaliser of SplitMix64, chained)."""
+    state = 0
+    for value in values:
+        state = (state ^ (value & _MASK)) + 0x9E3779B97F4A7C15 & _MASK
+        state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+        state = (state ^ state >> 27) * 0x94D049BB133111EB & _MASK
+        state ^= state >> 31
+    return state
+
+
+_MASK = 2**64 - 1

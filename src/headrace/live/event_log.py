@@ -1,0 +1,130 @@
+"""The event log: every event of an engine with its effects, enough to run the engine's decisions
+again.
+
+A file is frames, each a length (unsigned 32-bit, little endian) and that many bytes of MessagePack.
+The first frame is the LogHeader, the others are `core.engine.trace` frames. A crash may cut the
+last frame; that is reported, not fatal.
+"""
+
+import struct
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+import msgspec
+
+from headrace import __version__
+from headrace.core.base.errors import ConfigError
+from headrace.core.base.events import EngineEffect, EngineEvent
+from headrace.core.base.plan import WorkerSpec
+from headrace.core.base.types import Ns
+from headrace.core.config.schema import WorkerConfig
+from headrace.core.cost.fitted import FittedCostModel
+from headrace.core.engine.trace import Frame, decode_frame, encode_frame
+
+FORMAT: Final = "hrlog1"
+MAX_FRAME_BYTES: Final = 256 << 20
+_LENGTH = struct.Struct("<I")
+
+
+class LogHeader(msgspec.Struct, frozen=True, kw_only=True):
+    """All that decides what an EngineCore does with its events."""
+
+    format: str = FORMAT
+    headrace_version: str = __version__
+    config: WorkerConfig
+    spec: WorkerSpec
+    cost: FittedCostModel
+
+
+class EventLogWriter:
+    """Appends frames to a new file. Not thread-safe. Raises OSError as files do."""
+
+    def __init__(self, path: Path, header: LogHeader) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("wb")
+        self._write(msgspec.msgpack.encode(header))
+
+    def write(self, now: Ns, event: EngineEvent, effects: Sequence[EngineEffect]) -> None:
+        self._write(encode_frame(now, event, effects))
+
+    def _write(self, data: bytes) -> None:
+        if len(data) > MAX_FRAME_BYTES:
+            raise OSError(f"frame of {len(data)} bytes is larger than {MAX_FRAME_BYTES}")
+        self._file.write(_LENGTH.pack(len(data)) + data)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class EventLogReader:
+    """Iterates over the frames of a file; `is_truncated` tells, after that, whether the last one
+    was cut.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.is_truncated = False
+        try:
+            self._file = path.open("rb")
+        except OSError as error:
+            raise ConfigError(
+                f"cannot open the event log: {error.strerror}", path=str(path)
+            ) from error
+        self.header = self._read_header(path)
+
+    def _read_header(self, path: Path) -> LogHeader:
+        data = self._read()
+        try:
+            if data is not None:
+                header = msgspec.msgpack.decode(data, type=LogHeader)
+                if header.format == FORMAT:
+                    return header
+        except msgspec.DecodeError:
+            pass  # reported with all other ways of not being a log
+        self.close()
+        raise ConfigError(f"not an event log of format {FORMAT}", path=str(path))
+
+    def __iter__(self) -> Iterator[Frame]:
+        while (data := self._read()) is not None:
+            try:
+                yield decode_frame(data)
+            except msgspec.DecodeError as error:
+                raise ConfigError(
+                    f"event log is damaged: {error}", offset=self._file.tell() - len(data)
+                ) from error
+
+    def _read(self) -> bytes | None:
+        prefix = self._file.read(_LENGTH.size)
+        if not prefix:
+            return None
+        if len(prefix) == _LENGTH.size:
+            (length,) = _LENGTH.unpack(prefix)
+            if length > MAX_FRAME_BYTES:
+                raise ConfigError(
+                    "event log is damaged: frame is too large",
+                    num_bytes=length,
+                    limit_bytes=MAX_FRAME_BYTES,
+                )
+            data = self._file.read(length)
+            if len(data) == length:
+                return data
+        self.is_truncated = True
+        return None
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> "EventLogReader":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
