@@ -21,7 +21,7 @@ STOP_TIMEOUT_S = 30.0
 class Served(msgspec.Struct, frozen=True):
     url: str
     pid: int
-    healthy_after_s: float  # process start to the first 200 of /ready
+    ready_after_s: float  # process start to the first 200 of /ready
 
 
 def free_port() -> int:
@@ -49,9 +49,9 @@ def served_model(url: str) -> str:
 @contextmanager
 def serving(arguments: Sequence[str], log: Path) -> Iterator[Served]:
     """`headrace serve` with `arguments` on a free port of 127.0.0.1; its output goes to `log`."""
-    url_port = free_port()
-    url = f"http://127.0.0.1:{url_port}"
-    command = [sys.executable, "-m", "headrace.cli.main", "serve", "--port", str(url_port)]
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    command = [sys.executable, "-m", "headrace.cli.main", "serve", "--port", str(port)]
     log.parent.mkdir(parents=True, exist_ok=True)
     started_s = time.perf_counter()
     with log.open("wb") as output:
