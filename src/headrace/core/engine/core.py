@@ -171,8 +171,9 @@ class EngineCore:
         if reason is not None:
             self._finish(seq, reason, effects)
             return
-        if sampled or outcome.prompt_logprobs:
-            effects.append(Emit(seq.seq_id, sampled, outcome.logprobs, outcome.prompt_logprobs))
+        scores = seq.take_scores(share.start, outcome.prompt_logprobs)
+        if sampled or scores:
+            effects.append(Emit(seq.seq_id, sampled, outcome.logprobs, scores))
         if sampled:
             self._end_if_complete(seq, sampled[-1], effects)
 

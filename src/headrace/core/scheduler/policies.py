@@ -86,14 +86,16 @@ def step_budget(config: SchedulerConfig, cost: CostModel, running: Iterable[Sequ
 # ---- admission: the length up to which a new sequence must find room
 
 
-def promised_tokens(config: SchedulerConfig, seq: Sequence) -> int:
-    """`no_evict` promises all of max_tokens, `predicted` a part of it, `optimistic` only what is known.
+def is_protected(config: SchedulerConfig, seq: Sequence) -> bool:
+    """Whether the sequence was preempted as often as allowed: it is promised all it may need, and never a victim."""
+    return seq.num_preemptions >= config.max_preemptions
 
-    A sequence that was preempted as often as allowed is promised all it may need, so it is never a victim again.
-    """
-    if seq.num_preemptions >= config.max_preemptions:
-        return seq.max_len
+
+def promised_tokens(config: SchedulerConfig, seq: Sequence) -> int:
+    """`no_evict` promises all of max_tokens, `predicted` a part of it, `optimistic` only what is known."""
     known = len(seq.tokens)
+    if is_protected(config, seq):
+        return seq.max_len
     match config.admission:
         case "no_evict":
             return seq.max_len
@@ -107,18 +109,10 @@ def promised_tokens(config: SchedulerConfig, seq: Sequence) -> int:
 # ---- victim: who gives up its blocks when a running sequence cannot grow
 
 
-def choose_victim(
-    config: SchedulerConfig, candidates: Iterable[Sequence], last_victim: int | None
-) -> Sequence | None:
-    """The least lost work; never the same twice in a row, and not past `max_preemptions`, while another is there."""
+def choose_victim(candidates: Iterable[Sequence], last_victim: int | None) -> Sequence | None:
+    """The lowest priority, then the least lost work; never the same twice in a row while there is another."""
 
-    def key(seq: Sequence) -> tuple[bool, bool, int, int, int]:
-        return (
-            seq.num_preemptions >= config.max_preemptions,
-            seq.seq_id == last_victim,
-            -seq.spec.priority,
-            seq.num_computed,
-            -seq.order,
-        )
+    def key(seq: Sequence) -> tuple[bool, int, int, int]:
+        return seq.seq_id == last_victim, -seq.spec.priority, seq.num_computed, -seq.order
 
     return min(candidates, key=key, default=None)

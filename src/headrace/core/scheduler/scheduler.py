@@ -11,6 +11,7 @@ then other running ones by arrival, then waiting ones as the order policy says. 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 
+from headrace.core.base.errors import InvariantError
 from headrace.core.base.events import Admitted, EngineEffect, Preempted
 from headrace.core.base.plan import BlockCopy, SampleSpec, SeqStep, StepPlan
 from headrace.core.base.types import NS_PER_MS, Ns, SeqId, StepId
@@ -21,6 +22,7 @@ from headrace.core.scheduler.policies import (
     ORDERS,
     STATIC_ORDERS,
     choose_victim,
+    is_protected,
     promised_tokens,
     step_budget,
 )
@@ -175,18 +177,15 @@ class Scheduler:
 
     def _make_room(self, seq: Sequence, num_tokens: int, step: "_Step", now: Ns) -> bool:
         """Let the sequence grow, preempting others that this step does not compute; False = it was preempted itself."""
-        while not self._kv.reserve(seq.seq_id, num_tokens):
+        while not self._grow(seq, num_tokens):
             others = (
                 other
                 for other in self._running.values()
-                if other is not seq and other.seq_id not in step.seqs
+                if other is not seq
+                and other.seq_id not in step.seqs
+                and not is_protected(self._config, other)
             )
-            victim = choose_victim(self._config, others, self._last_victim) or seq
-            if (
-                victim is not seq
-                and victim.num_preemptions >= self._config.max_preemptions > seq.num_preemptions
-            ):
-                victim = seq
+            victim = choose_victim(others, self._last_victim) or seq
             step.effects.append(
                 self.preempt(victim, now, f"no room for sequence {seq.seq_id} to grow")
             )
@@ -195,6 +194,26 @@ class Scheduler:
             if victim is seq:
                 return False
         return True
+
+    def _grow(self, seq: Sequence, num_tokens: int) -> bool:
+        """Reserve, out of what is not promised to protected sequences unless this is one of them."""
+        num_missing = self._kv.blocks_for(num_tokens) - self._kv.num_held(seq.seq_id)
+        if num_missing <= 0:
+            return True
+        if is_protected(self._config, seq):
+            if not self._kv.reserve(seq.seq_id, num_tokens):
+                raise InvariantError(
+                    "promised blocks are gone", seq_id=seq.seq_id, num_missing=num_missing
+                )
+            return True
+        kept = sum(
+            self._num_promised(other)
+            for other in self._running.values()
+            if is_protected(self._config, other)
+        )
+        return num_missing <= self._kv.num_available - kept and self._kv.reserve(
+            seq.seq_id, num_tokens
+        )
 
     # ---- waiting sequences
 
@@ -311,9 +330,7 @@ class Scheduler:
             tokens=tuple(seq.tokens[start:end]),
             block_ids=self._kv.block_ids(seq.seq_id),
             sample=_sample_spec(seq) if end == len(seq.tokens) else None,
-            prompt_logprobs=params.prompt_logprobs
-            if start < seq.num_prompt and not seq.num_output
-            else None,
+            prompt_logprobs=params.prompt_logprobs if seq.wants_scores else None,
             next_prompt_token=seq.tokens[end] if is_prompt else None,
         )
         step.budget -= num_tokens

@@ -4,6 +4,7 @@ from enum import Enum
 
 from headrace.core.base.errors import InvariantError
 from headrace.core.base.types import Ns, SeqId
+from headrace.core.base.plan import TokenLogprob
 from headrace.core.base.request import SeqSpec
 from headrace.core.kv.names import BlockChain
 
@@ -33,6 +34,7 @@ class Sequence:
         "num_failures",
         "num_preemptions",
         "num_prompt",
+        "num_scored",
         "order",
         "promised_tokens",
         "queue_key",
@@ -53,6 +55,7 @@ class Sequence:
         self.first_num_cached: int | None = None
         self.num_preemptions = 0
         self.num_failures = 0
+        self.num_scored = 0  # prompt tokens, from the second on, whose log probability is known
         self.promised_tokens = 0  # length up to which admission promised blocks
         self.last_step = -1
         self.in_step = False  # part of the step that runs
@@ -78,15 +81,26 @@ class Sequence:
         return self.num_prompt + self.spec.params.max_tokens
 
     @property
+    def wants_scores(self) -> bool:
+        """Whether log probabilities of prompt tokens are asked for and not all known."""
+        return (
+            self.spec.params.prompt_logprobs is not None and self.num_scored < self.num_prompt - 1
+        )
+
+    @property
     def reusable_tokens(self) -> int:
         """Leading tokens whose KV may come from the cache.
 
-        The last known token is always computed, since its logits choose the next one; prompt log probabilities need
-        every prompt token's logits.
+        The last known token is always computed, since its logits choose the next one; so is the first prompt token
+        whose logits score another one and all behind it.
         """
-        if self.spec.params.prompt_logprobs is not None and self.num_output == 0:
-            return 0
-        return len(self.tokens) - 1
+        return self.num_scored if self.wants_scores else len(self.tokens) - 1
+
+    def take_scores(self, start: int, scores: tuple[TokenLogprob, ...]) -> tuple[TokenLogprob, ...]:
+        """Of the scores that a share from position `start` on brought, those that were not known before a preemption."""
+        fresh = scores[max(0, self.num_scored - start) :]
+        self.num_scored += len(fresh)
+        return fresh
 
     def move(self, state: State) -> None:
         if state not in NEXT[self.state]:

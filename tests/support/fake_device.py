@@ -1,0 +1,219 @@
+"""A device that holds, instead of keys and values, what they stand for: the whole prefix of tokens behind each slot.
+
+Running a plan on it proves that every sequence reads exactly its own tokens' KV, whatever was shared, copied, evicted or
+recomputed. The token it chooses is a function of the prefix alone, so the right output is known without a schedule.
+"""
+
+from hashlib import blake2b
+
+from headrace.core.base.events import (
+    Admitted,
+    Emit,
+    EngineEffect,
+    EngineEvent,
+    Finish,
+    Preempted,
+    Reject,
+    StartStep,
+    StepDone,
+    StepFailed,
+)
+from headrace.core.base.plan import SeqResult, StepPlan, StepResult, TokenLogprob, WorkerSpec
+from headrace.core.base.request import SeqSpec
+from headrace.core.base.sampling import SamplingParams
+from headrace.core.base.types import BlockId, Ns, SeqId
+from headrace.core.config.schema import KvConfig, SchedulerConfig, WorkerConfig
+from headrace.core.cost.model import StepShape
+from headrace.core.engine.build import build_worker
+
+VOCAB = 50
+
+
+def prefix_digest(tokens: tuple[int, ...]) -> bytes:
+    return blake2b(bytes(tokens), digest_size=8).digest()
+
+
+def next_token(tokens: tuple[int, ...], params: SamplingParams) -> int:
+    """The model: a token that depends on the prefix and the seed, on nothing else."""
+    return blake2b(bytes(tokens) + params.seed.to_bytes(8, "little")).digest()[0] % VOCAB
+
+
+def expected_output(spec: SeqSpec) -> tuple[int, ...]:
+    tokens = spec.prompt_tokens
+    output: tuple[int, ...] = ()
+    while len(output) < spec.params.max_tokens:
+        output += (next_token(tokens + output, spec.params),)
+        stops = spec.params.stop_token_ids + (() if spec.params.ignore_eos else spec.eos_token_ids)
+        if len(output) >= spec.params.min_tokens and output[-1] in stops:
+            break
+    return output
+
+
+class LinearCost:
+    """1 µs a step and 10 ns a token."""
+
+    def step_ns(self, shape: StepShape) -> Ns:
+        return Ns(1000 + 10 * shape.num_tokens)
+
+    def copy_ns(self, num_bytes: int, link: str) -> Ns:
+        return Ns(1 + num_bytes)
+
+
+class FakeDevice:
+    """KV memory of prefix digests, by block and slot."""
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        self._block_size = spec.block_size
+        self._slots: dict[tuple[BlockId, int], bytes] = {}
+        self._tokens: dict[SeqId, tuple[int, ...]] = {}
+
+    def add(self, spec: SeqSpec) -> None:
+        self._tokens[spec.seq_id] = spec.prompt_tokens
+
+    def run(self, plan: StepPlan) -> StepResult:
+        for copy in plan.copies:
+            for slot in range(copy.num_tokens):
+                self._slots[copy.dst, slot] = self._slots[copy.src, slot]
+        for seq in plan.seqs:
+            known = self._tokens[seq.seq_id]
+            assert seq.tokens, "a share of no tokens"
+            assert seq.tokens == known[seq.start : seq.start + len(seq.tokens)]
+            for position in range(seq.start, seq.start + len(seq.tokens)):
+                self._slots[self._slot(seq.block_ids, position)] = prefix_digest(
+                    known[: position + 1]
+                )
+        return StepResult(
+            plan.step_id, tuple(self._result(plan, i) for i in range(len(plan.seqs))), Ns(1)
+        )
+
+    def _result(self, plan: StepPlan, index: int) -> SeqResult:
+        seq = plan.seqs[index]
+        known = self._tokens[seq.seq_id]
+        end = seq.start + len(seq.tokens)
+        for position in range(end):
+            stored = self._slots[self._slot(seq.block_ids, position)]
+            assert stored == prefix_digest(known[: position + 1]), (
+                f"wrong KV at {position} of {seq.seq_id}"
+            )
+        scores: tuple[TokenLogprob, ...] = ()
+        if seq.prompt_logprobs is not None:
+            targets = seq.tokens[1:] + (
+                () if seq.next_prompt_token is None else (seq.next_prompt_token,)
+            )
+            scores = tuple(TokenLogprob(token, -1.0, 0) for token in targets)
+        if seq.sample is None:
+            assert end < len(known)
+            return SeqResult(seq.seq_id, prompt_logprobs=scores)
+        assert end == len(known) == seq.sample.position
+        token = next_token(known, seq.sample.params)
+        self._tokens[seq.seq_id] = (*known, token)
+        return SeqResult(seq.seq_id, (token,), prompt_logprobs=scores)
+
+    def _slot(self, block_ids: tuple[BlockId, ...], position: int) -> tuple[BlockId, int]:
+        return block_ids[position // self._block_size], position % self._block_size
+
+
+class Bench:
+    """An EngineCore on a FakeDevice, stepped by hand; `core.check()` after every event."""
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int = 64,
+        block_size: int = 4,
+        max_model_len: int = 200,
+        prefix_cache: bool = True,
+        can_copy: bool = True,
+        **scheduler: object,
+    ) -> None:
+        self.spec = WorkerSpec(
+            model_digest="fake",
+            kv_dtype="bf16",
+            block_size=block_size,
+            num_blocks=num_blocks,
+            max_model_len=max_model_len,
+            vocab_size=VOCAB,
+            can_copy_blocks=can_copy,
+        )
+        config = WorkerConfig(
+            scheduler=SchedulerConfig(**scheduler),  # type: ignore[arg-type]
+            kv=KvConfig(prefix_cache=prefix_cache),
+        )
+        self.core = build_worker(config, self.spec, LinearCost())
+        self.device = FakeDevice(self.spec)
+        self.now = Ns(0)
+        self.plan: StepPlan | None = None
+        self.plans: list[StepPlan] = []
+        self.specs: dict[SeqId, SeqSpec] = {}
+        self.output: dict[SeqId, tuple[int, ...]] = {}
+        self.prompt_scores: dict[SeqId, tuple[TokenLogprob, ...]] = {}
+        self.finished: dict[SeqId, Finish] = {}
+        self.rejected: dict[SeqId, Reject] = {}
+        self.admitted: list[Admitted] = []
+        self.preempted: list[Preempted] = []
+
+    def seq(self, prompt: tuple[int, ...], *, now: int | None = None, **fields: object) -> SeqSpec:
+        """A sequence with the next free id; `fields` are SamplingParams' or SeqSpec's."""
+        own = {name: fields.pop(name) for name in list(fields) if name in SeqSpec.__struct_fields__}
+        spec = SeqSpec(
+            seq_id=SeqId(len(self.specs)),
+            request_id=f"r{len(self.specs)}",
+            prompt_tokens=prompt,
+            params=SamplingParams(**fields),  # type: ignore[arg-type]
+            **own,  # type: ignore[arg-type]
+        )
+        self.specs[spec.seq_id] = spec
+        self.device.add(spec)
+        return spec
+
+    def handle(self, event: EngineEvent, *, after_ns: int = 10) -> list[EngineEffect]:
+        self.now = Ns(self.now + after_ns)
+        effects = list(self.core.handle(self.now, event))
+        self.core.check()
+        for effect in effects:
+            match effect:
+                case StartStep(plan):
+                    assert self.plan is None, "two steps at once"
+                    self.plan = plan
+                    self.plans.append(plan)
+                case Emit(seq_id, tokens, _, scores):
+                    self.output[seq_id] = self.output.get(seq_id, ()) + tokens
+                    self.prompt_scores[seq_id] = self.prompt_scores.get(seq_id, ()) + scores
+                case Finish():
+                    assert effect.seq_id not in self.finished, "ended twice"
+                    self.finished[effect.seq_id] = effect
+                case Reject():
+                    self.rejected[effect.seq_id] = effect
+                case Admitted():
+                    self.admitted.append(effect)
+                case Preempted():
+                    self.preempted.append(effect)
+                case _:
+                    pass
+        return effects
+
+    def step(self) -> list[EngineEffect]:
+        """Carry out the planned step."""
+        plan, self.plan = self.plan, None
+        assert plan is not None, "no step is planned"
+        return self.handle(StepDone(self.device.run(plan)))
+
+    def fail_step(self) -> list[EngineEffect]:
+        plan, self.plan = self.plan, None
+        assert plan is not None, "no step is planned"
+        return self.handle(StepFailed(plan.step_id, "device on fire"))
+
+    def run(self, max_steps: int = 10_000) -> None:
+        """Step until nothing is left to do; every sequence has ended then."""
+        for _ in range(max_steps):
+            if self.plan is None:
+                assert self.core.is_idle, "stuck with work to do"
+                return
+            self.step()
+        raise AssertionError(f"not done after {max_steps} steps")
+
+    def assert_outputs(self) -> None:
+        """Every sequence that came to its natural end has the one right output."""
+        for seq_id, finish in self.finished.items():
+            if finish.reason in ("stop", "length"):
+                assert self.output[seq_id] == expected_output(self.specs[seq_id])
