@@ -11,7 +11,7 @@ D = head size. Activations are float32; every backend may compute inside as it s
 
 from collections.abc import Callable, Sequence
 from enum import StrEnum
-from typing import Generic, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -20,6 +20,8 @@ from headrace.core.base.types import BlockId
 
 T = TypeVar("T")  # activation handle: a tensor (torch) or a register of the recorded program (native)
 W = TypeVar("W")  # weight handle
+W_in = TypeVar("W_in", contravariant=True)  # weight handle that is only taken
+W_out = TypeVar("W_out", covariant=True)  # weight handle that a model holds
 
 
 class WeightType(StrEnum):
@@ -79,18 +81,18 @@ class KvLayout(msgspec.Struct, frozen=True):
         return 2 * 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.block_size
 
 
-class Ops(Protocol[T, W]):
+class Ops(Protocol[T, W_in]):
     """Operations on the current step's rows. All results are new handles; inputs stay valid."""
 
-    def embed(self, table: W) -> T:
+    def embed(self, table: W_in) -> T:
         """Rows of `table` for the step's token ids: [T, cols]."""
         ...
 
-    def rms_norm(self, x: T, weight: W, eps: float) -> T:
+    def rms_norm(self, x: T, weight: W_in, eps: float) -> T:
         """x / sqrt(mean(x²) + eps) * weight, row by row."""
         ...
 
-    def linear(self, x: T, weights: Sequence[W], biases: Sequence[W | None] = ()) -> T:
+    def linear(self, x: T, weights: Sequence[W_in], biases: Sequence[W_in | None] = ()) -> T:
         """x @ concat(weights).T + concat(biases): [rows, sum of weight rows]. Weights may differ in type."""
         ...
 
@@ -176,7 +178,7 @@ class Backend(Protocol[T, W]):
 Forward = Callable[[Ops[T, W]], T]
 
 
-class Model(Protocol, Generic[T, W]):
+class Model(Protocol[T, W_out]):
     """What the executor needs of a loaded architecture."""
 
     vocab_size: int
@@ -186,4 +188,4 @@ class Model(Protocol, Generic[T, W]):
     head_dim: int
     digest: str
 
-    def forward(self, ops: Ops[T, W]) -> T: ...
+    def forward(self, ops: Ops[T, W_out]) -> T: ...
