@@ -1,0 +1,30 @@
+"""The wheel has what it needs and nothing else."""
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_wheel_holds_the_package_and_its_native_part(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q", "wheel"]
+    subprocess.run([*command, "--no-deps", "-w", str(tmp_path), str(ROOT)], check=True)
+    (wheel,) = tmp_path.glob("headrace-*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    roots = {name.partition("/")[0] for name in names}
+    assert {root.partition("-")[0] for root in roots} == {"headrace"}
+    assert {"headrace/__init__.py", "headrace/py.typed", "headrace/cli/main.py"} <= set(names)
+    natives = [name for name in names if name.endswith(".so")]
+    assert len(natives) == 1
+    assert natives[0].startswith("headrace/ops/native/_native.")
+    assert any(name.endswith("/licenses/LICENSE") for name in names)
+    assert not [name for name in names if name.endswith((".cpp", ".h", ".hpp", ".pyc"))]
+    sources = {p.relative_to(ROOT / "src").as_posix() for p in ROOT.glob("src/headrace/**/*.py")}
+    assert sources <= set(names)
+    assert wheel.stat().st_size < 4 << 20
