@@ -28,7 +28,8 @@ class Difference(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         return (
             f"event {self.event_index} ({type(self.event).__name__} at {self.now} ns),"
-            f" effect {self.effect_index}:\n  recorded: {self.recorded}\n  replayed: {self.replayed}"
+            f" effect {self.effect_index}:"
+            f"\n  recorded: {self.recorded}\n  replayed: {self.replayed}"
         )
 
 

@@ -32,7 +32,6 @@ from headrace.core.engine.build import build_worker
 from headrace.core.engine.stats import EngineStats
 from headrace.core.engine.trace import encode_frame
 from headrace.sim.runtime import SimRuntime
-from headrace.sim.shadow import KvShadow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +128,7 @@ class _Worker:
         self._core = build_worker(setup.config, setup.spec, setup.cost)
         self._runtime = runtime
         self._trace = trace
-        self._shadow = KvShadow(setup.spec) if world.is_checked else None
+        self._is_checked = world.is_checked
         self._alive: set[SeqId] = set()
         steps = setup.steps or FakeSteps(
             setup.cost,
@@ -154,9 +153,8 @@ class _Worker:
         now = self._runtime.now
         effects = self._core.handle(now, event)
         self._trace.add(self._index, now, event, effects)
-        if self._shadow is not None:
+        if self._is_checked:
             self._core.check()
-            self._shadow.observe(event, effects)
         for effect in effects:
             self._carry_out(effect)
 
