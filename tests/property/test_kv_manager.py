@@ -15,7 +15,9 @@ TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=9)
 
 
 class KvMachine(RuleBasedStateMachine):
-    """The oracle knows which prefixes are matchable from the reported changes and what each block contains."""
+    """The oracle knows which prefixes are matchable from the reported changes and what each block
+    contains.
+    """
 
     def __init__(self) -> None:
         super().__init__()

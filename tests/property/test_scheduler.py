@@ -1,13 +1,15 @@
-"""Laws of the scheduler over random histories: the right tokens, conservation, budgets, an end for everybody."""
+"""Laws of the scheduler over random histories: the right tokens, conservation, budgets, an end for
+everybody.
+"""
 
 import random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.fake_device import Bench
 
 from headrace.core.base.events import Arrive, Cancel
 from headrace.core.base.types import SeqId
+from support.fake_device import Bench
 
 
 def random_bench(rng: random.Random) -> Bench:

@@ -1,7 +1,9 @@
-"""A device that holds, instead of keys and values, what they stand for: the whole prefix of tokens behind each slot.
+"""A device that holds, instead of keys and values, what they stand for: the whole prefix of tokens
+behind each slot.
 
-Running a plan on it proves that every sequence reads exactly its own tokens' KV, whatever was shared, copied, evicted or
-recomputed. The token it chooses is a function of the prefix alone, so the right output is known without a schedule.
+Running a plan on it proves that every sequence reads exactly its own tokens' KV, whatever was
+shared, copied, evicted or recomputed. The token it chooses is a function of the prefix alone, so
+the right output is known without a schedule.
 """
 
 from hashlib import blake2b

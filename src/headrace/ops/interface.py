@@ -1,12 +1,13 @@
 """The port between models and backends.
 
-A model is written once as `forward(ops) -> logits handle`: a straight line of calls on `Ops`. The tokens, positions and
-block tables of the current step are the backend's business, so a backend may run each call at once (torch) or record
-the line once and later run it natively for any batch (native).
+A model is written once as `forward(ops) -> logits handle`: a straight line of calls on `Ops`. The
+tokens, positions and block tables of the current step are the backend's business, so a backend may
+run each call at once (torch) or record the line once and later run it natively for any batch
+(native).
 
-Shapes use T = tokens in the step (over all sequences), L = rows that need logits, H / Hkv = query / KV heads,
-D = head size. Activations are float32; every backend may compute inside as it states, never less exactly than its
-`Precision` says.
+Shapes use T = tokens in the step (over all sequences), L = rows that need logits, H / Hkv = query /
+KV heads, D = head size. Activations are float32; every backend may compute inside as it states,
+never less exactly than its `Precision` says.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ import msgspec
 from headrace.core.base.plan import BlockCopy, SampleSpec, TokenLogprob
 from headrace.core.base.types import BlockId
 
-T = TypeVar("T")  # activation handle: a tensor (torch) or a register of the recorded program (native)
+T = TypeVar("T")  # activation handle: a tensor, or a register of a recorded program
 W = TypeVar("W")  # weight handle
 W_in = TypeVar("W_in", contravariant=True)  # weight handle that is only taken
 W_out = TypeVar("W_out", covariant=True)  # weight handle that a model holds
@@ -67,7 +68,7 @@ class AttentionSpec(msgspec.Struct, frozen=True):
 
 
 class KvLayout(msgspec.Struct, frozen=True):
-    """The KV pool. Bytes of a block are opaque outside the backend; `block_bytes` are what it costs."""
+    """The KV pool. Bytes of a block are opaque outside the backend; it costs `block_bytes`."""
 
     num_layers: int
     num_kv_heads: int
@@ -93,7 +94,7 @@ class Ops(Protocol[T, W_in]):
         ...
 
     def linear(self, x: T, weights: Sequence[W_in], biases: Sequence[W_in | None] = ()) -> T:
-        """x @ concat(weights).T + concat(biases): [rows, sum of weight rows]. Weights may differ in type."""
+        """x @ concat(weights).T + concat(biases). Weights may differ in type."""
         ...
 
     def add(self, x: T, y: T) -> T: ...
@@ -103,10 +104,11 @@ class Ops(Protocol[T, W_in]):
         ...
 
     def attention(self, qkv: T, layer: int, spec: AttentionSpec, rope: Rope) -> T:
-        """Rotate q and k, write k and v (bf16) to the KV cache of `layer`, then attend causally over the cache.
+        """Rotate q and k, write k and v (bf16) to the KV cache of `layer`, then attend causally
+        over the cache.
 
-        qkv rows are [q: H * D | k: Hkv * D | v: Hkv * D]; the result rows are [H * D]. A query at position p of its
-        sequence sees positions 0..p, through the sequence's block table.
+        qkv rows are [q: H * D | k: Hkv * D | v: Hkv * D]; the result rows are [H * D]. A query at
+        position p of its sequence sees positions 0..p, through the sequence's block table.
         """
         ...
 
@@ -116,12 +118,16 @@ class Ops(Protocol[T, W_in]):
 
 
 class StepBatch(msgspec.Struct, frozen=True):
-    """A ragged batch. Sequence i owns tokens[token_starts[i] : token_starts[i + 1]], at positions from positions[i] on."""
+    """A ragged batch. Sequence i owns tokens[token_starts[i] : token_starts[i + 1]], at positions
+    from positions[i] on.
+    """
 
     tokens: Sequence[int]
     token_starts: Sequence[int]  # num_seqs + 1 values
-    positions: Sequence[int]  # position of each sequence's first token in this step = its KV length before the step
-    block_tables: Sequence[Sequence[BlockId]]  # one for each sequence; covers its positions after the step
+    # position of each sequence's first token in this step = its KV length before the step
+    positions: Sequence[int]
+    # one for each sequence; covers its positions after the step
+    block_tables: Sequence[Sequence[BlockId]]
     logit_rows: Sequence[int]  # indices into tokens, increasing
 
 
@@ -146,7 +152,7 @@ class Program(Protocol):
         ...
 
     def finish_rows(self, requests: Sequence[RowRequest]) -> list[RowResult]:
-        """Sample or score the logits rows of the last run, one request for each of them, in order."""
+        """Sample or score the logits rows of the last run, one request for each, in order."""
         ...
 
     def logits(self) -> list[list[float]]:
@@ -163,7 +169,9 @@ class Backend(Protocol[T, W]):
     batch_invariant: bool
 
     def load_weight(self, view: TensorView) -> W:
-        """Take a weight in, in whatever form the backend computes with. The view need not outlive the call."""
+        """Take a weight in, in whatever form the backend computes with. The view need not outlive
+        the call.
+        """
         ...
 
     def weight_bytes(self) -> int:
@@ -171,7 +179,9 @@ class Backend(Protocol[T, W]):
         ...
 
     def compile(self, forward: "Forward[T, W]", kv: KvLayout, max_tokens: int) -> Program:
-        """Prepare `forward` for steps of up to `max_tokens` tokens over a new KV pool (DeviceError if it does not fit)."""
+        """Prepare `forward` for steps of up to `max_tokens` tokens over a new KV pool (DeviceError
+        if it does not fit).
+        """
         ...
 
 

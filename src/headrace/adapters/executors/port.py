@@ -10,7 +10,9 @@ OnStepDone = Callable[[StepDone | StepFailed], None]
 
 
 class Executor(Protocol):
-    """Runs one step at a time. `on_done` is called exactly once for each start, on any thread, never inside `start`."""
+    """Runs one step at a time. `on_done` is called exactly once for each start, on any thread,
+    never inside `start`.
+    """
 
     spec: WorkerSpec
 

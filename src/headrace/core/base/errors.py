@@ -8,7 +8,8 @@ HeadraceError
   TransferError    a KV copy failed; its blocks can be recomputed
   InvariantError   us: a law of the core is broken; the worker stops and keeps its event log
 
-A message is lower case, carries the value and the limit, and has no full stop; `hint` says what to do.
+A message is lower case, carries the value and the limit, and has no full stop; `hint` says what to
+do.
 """
 
 

@@ -1,4 +1,6 @@
-"""What can happen to an EngineCore, and what it can ask for. These are also the event log and the wire."""
+"""What can happen to an EngineCore, and what it can ask for. These are also the event log and the
+wire.
+"""
 
 from typing import TypeAlias
 
@@ -7,7 +9,6 @@ import msgspec
 from headrace.core.base.plan import BlockCopy, StepPlan, StepResult, TokenLogprob
 from headrace.core.base.request import FinishReason, SeqSpec
 from headrace.core.base.types import BlockId, Ns, SeqId, StepId
-
 
 # ---- events
 

@@ -1,7 +1,8 @@
 """A step as data: what the scheduler asks of an executor, and what comes back.
 
-A step is one forward pass over a ragged batch. An executor keeps no sequence state besides the KV blocks: all
-that a step needs is in its plan, so a sequence can move to another worker with its tokens alone.
+A step is one forward pass over a ragged batch. An executor keeps no sequence state besides the KV
+blocks: all that a step needs is in its plan, so a sequence can move to another worker with its
+tokens alone.
 """
 
 import msgspec
@@ -53,7 +54,9 @@ class StepPlan(msgspec.Struct, frozen=True):
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):
-    """Log probability (natural) of a token under the model's own distribution, before temperature and penalties."""
+    """Log probability (natural) of a token under the model's own distribution, before temperature
+    and penalties.
+    """
 
     token_id: int
     logprob: float

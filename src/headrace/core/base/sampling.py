@@ -1,4 +1,4 @@
-"""How the next token of a sequence is chosen. Values are checked at the edge; the core trusts them."""
+"""How the next token of a sequence is chosen. Checked at the edge; the core trusts the values."""
 
 import msgspec
 
@@ -6,8 +6,8 @@ import msgspec
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """Sampling parameters of one sequence, OpenAI names where OpenAI has them.
 
-    The generator is counter-based: its key is (seed, choice), its counter the position of the token,
-    so a draw depends on nothing but these three.
+    The generator is counter-based: its key is (seed, choice), its counter the position of the
+    token, so a draw depends on nothing but these three.
     """
 
     temperature: float = 1.0  # 0 = greedy

@@ -1,60 +1,101 @@
 """The one configuration schema. Frozen; resolved once; no component receives the whole of it.
 
-Each field's metadata carries its help line and bounds, so that the command line, `headrace explain config` and the
-error messages speak from one source.
+Each field's metadata carries its help line and bounds, so that the command line, `headrace explain
+config` and the error messages speak from one source.
 """
 
 from dataclasses import dataclass, field
 from typing import Any
 
 
-def setting(default: Any, help: str, *, low: float | None = None, high: float | None = None,
-            choices: tuple[str, ...] = ()) -> Any:
+def setting(
+    default: Any,
+    help: str,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    choices: tuple[str, ...] = (),
+) -> Any:
     """A field with its help line and limits (inclusive)."""
-    return field(default=default, metadata={"help": help, "low": low, "high": high, "choices": choices})
+    return field(
+        default=default, metadata={"help": help, "low": low, "high": high, "choices": choices}
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     path: str = setting("", "GGUF file, safetensors folder or hub id; empty = the default model")
     name: str = setting("", "name that clients use; empty = derived from the file")
-    max_model_len: int = setting(0, "most tokens of one sequence, prompt and output; 0 = the model's own limit",
-                                 low=0, high=10_000_000)
-    chat_template: str = setting("", "file with a Jinja chat template that replaces the model's own")
+    max_model_len: int = setting(
+        0,
+        "most tokens of one sequence, prompt and output; 0 = the model's own limit",
+        low=0,
+        high=10_000_000,
+    )
+    chat_template: str = setting(
+        "", "file with a Jinja chat template that replaces the model's own"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceConfig:
     backend: str = setting("native", "what computes", choices=("native", "torch"))
-    threads: int = setting(0, "worker threads; 0 = the cores this process may use", low=0, high=1024)
-    isa: str = setting("auto", "instruction set of the native backend",
-                       choices=("auto", "avx512", "avx2", "portable"))
-    activations: str = setting("auto", "precision that linear layers multiply in", choices=("auto", "f32", "bf16"))
+    threads: int = setting(
+        0, "worker threads; 0 = the cores this process may use", low=0, high=1024
+    )
+    isa: str = setting(
+        "auto",
+        "instruction set of the native backend",
+        choices=("auto", "avx512", "avx2", "portable"),
+    )
+    activations: str = setting(
+        "auto", "precision that linear layers multiply in", choices=("auto", "f32", "bf16")
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvConfig:
-    memory_bytes: int = setting(0, "size of the KV pool in bytes; 0 = chosen from free memory", low=0)
+    memory_bytes: int = setting(
+        0, "size of the KV pool in bytes; 0 = chosen from free memory", low=0
+    )
     prefix_cache: bool = setting(True, "keep finished blocks and share equal prefixes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
     step_tokens: int = setting(512, "most tokens computed in one step", low=1, high=1_000_000)
-    chunk_tokens: int = setting(0, "most prompt tokens of one sequence in one step; 0 = step_tokens", low=0, high=1_000_000)
+    chunk_tokens: int = setting(
+        0, "most prompt tokens of one sequence in one step; 0 = step_tokens", low=0, high=1_000_000
+    )
     max_running_seqs: int = setting(256, "most sequences in one step", low=1, high=65_536)
-    max_waiting_seqs: int = setting(4096, "longest queue; beyond it requests are refused with 429", low=0, high=10_000_000)
-    order: str = setting("fcfs", "who is admitted first", choices=("fcfs", "priority", "longest_prefix", "slo_slack"))
+    max_waiting_seqs: int = setting(
+        4096, "longest queue; beyond it requests are refused with 429", low=0, high=10_000_000
+    )
+    order: str = setting(
+        "fcfs", "who is admitted first", choices=("fcfs", "priority", "longest_prefix", "slo_slack")
+    )
     budget: str = setting("fixed", "how a step's token budget is chosen", choices=("fixed", "itl"))
-    itl_target_ms: float = setting(50.0, "inter-token latency that the `itl` budget keeps", low=0.01, high=1e6)
-    admission: str = setting("predicted", "what a new sequence must find room for",
-                             choices=("predicted", "optimistic", "no_evict"))
-    predicted_output_tokens: int = setting(128, "output that `predicted` admission reserves, at most max_tokens",
-                                           low=0, high=1_000_000)
+    itl_target_ms: float = setting(
+        50.0, "inter-token latency that the `itl` budget keeps", low=0.01, high=1e6
+    )
+    admission: str = setting(
+        "predicted",
+        "what a new sequence must find room for",
+        choices=("predicted", "optimistic", "no_evict"),
+    )
+    predicted_output_tokens: int = setting(
+        128, "output that `predicted` admission reserves, at most max_tokens", low=0, high=1_000_000
+    )
     early_reject: bool = setting(False, "refuse a request whose predicted TTFT misses its SLO")
-    skip_ahead_window: int = setting(64, "waiting sequences looked at behind one that does not fit", low=0, high=65_536)
-    skip_ahead_age_ms: float = setting(2000.0, "age at which a waiting head may no longer be overtaken", low=0, high=1e9)
-    max_preemptions: int = setting(2, "preemptions after which a sequence is protected", low=0, high=1000)
+    skip_ahead_window: int = setting(
+        64, "waiting sequences looked at behind one that does not fit", low=0, high=65_536
+    )
+    skip_ahead_age_ms: float = setting(
+        2000.0, "age at which a waiting head may no longer be overtaken", low=0, high=1e9
+    )
+    max_preemptions: int = setting(
+        2, "preemptions after which a sequence is protected", low=0, high=1000
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,9 +105,15 @@ class ServerConfig:
     max_body_bytes: int = setting(8 << 20, "largest request body", low=1024, high=1 << 32)
     max_n: int = setting(64, "most choices of one request", low=1, high=1024)
     max_logprobs: int = setting(20, "most alternatives reported for a token", low=0, high=100)
-    request_timeout_s: float = setting(600.0, "longest a request may take, queueing included", low=0.1, high=1e6)
-    drain_timeout_s: float = setting(30.0, "longest wait for running requests at shutdown", low=0, high=1e5)
-    stream_buffer_bytes: int = setting(1 << 20, "unsent stream bytes after which a slow reader is cut", low=1024, high=1 << 30)
+    request_timeout_s: float = setting(
+        600.0, "longest a request may take, queueing included", low=0.1, high=1e6
+    )
+    drain_timeout_s: float = setting(
+        30.0, "longest wait for running requests at shutdown", low=0, high=1e5
+    )
+    stream_buffer_bytes: int = setting(
+        1 << 20, "unsent stream bytes after which a slow reader is cut", low=1024, high=1 << 30
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,8 @@ class StepShape(msgspec.Struct, frozen=True):
     num_seqs: int
     num_logit_rows: int
     num_attention_pairs: int  # sum over tokens of the KV positions each attends to
-    num_kv_tokens: int  # sum over sequences of the KV length after the step (bytes read by attention)
+    # sum over sequences of the KV length after the step (bytes read by attention)
+    num_kv_tokens: int
 
     @staticmethod
     def of(plan: StepPlan) -> "StepShape":

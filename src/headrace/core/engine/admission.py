@@ -1,4 +1,6 @@
-"""Whether a sequence may join at all: what can never run is refused at once, with the reason and what would help."""
+"""Whether a sequence may join at all: what can never run is refused at once, with the reason and
+what would help.
+"""
 
 from headrace.core.base.events import Reject
 from headrace.core.base.plan import WorkerSpec
@@ -14,7 +16,9 @@ def find_fault(
     spec: SeqSpec, worker: WorkerSpec, config: SchedulerConfig, kv: KvManager, scheduler: Scheduler
 ) -> Reject | None:
     """The reason not to let the sequence wait, if there is one."""
-    num_prompt, max_len = len(spec.prompt_tokens), len(spec.prompt_tokens) + spec.params.max_tokens
+    num_prompt, max_tokens = len(spec.prompt_tokens), spec.params.max_tokens
+    max_len = num_prompt + max_tokens
+    asked = f"prompt of {num_prompt} tokens and max_tokens of {max_tokens}"
     if num_prompt == 0:
         return _bad(spec, "prompt_empty", "prompt has no tokens", "send at least one token")
     for token in spec.prompt_tokens:
@@ -26,16 +30,14 @@ def find_fault(
         return _bad(
             spec,
             "context_length_exceeded",
-            f"prompt of {num_prompt} tokens and max_tokens of {spec.params.max_tokens} exceed the model's"
-            f" {worker.max_model_len} tokens",
+            f"{asked} exceed the model's {worker.max_model_len} tokens",
             "shorten the prompt or lower max_tokens",
         )
     if kv.blocks_for(max_len) > kv.num_blocks:
         return _bad(
             spec,
             "kv_pool_too_small",
-            f"prompt of {num_prompt} tokens and max_tokens of {spec.params.max_tokens} need {kv.blocks_for(max_len)}"
-            f" KV blocks, the pool has {kv.num_blocks}",
+            f"{asked} need {kv.blocks_for(max_len)} KV blocks, the pool has {kv.num_blocks}",
             "shorten the prompt, lower max_tokens, or serve with a larger --kv-memory",
         )
     if scheduler.num_waiting >= config.max_waiting_seqs:
@@ -43,7 +45,7 @@ def find_fault(
             spec.seq_id,
             429,
             "queue_full",
-            f"{scheduler.num_waiting} requests are waiting already, the limit is {config.max_waiting_seqs}",
+            f"{scheduler.num_waiting} requests wait already, the limit is {config.max_waiting_seqs}",
             "retry later",
             retry_after_s=1.0,
         )
@@ -51,7 +53,7 @@ def find_fault(
 
 
 def find_lateness(seq: Sequence, now: Ns, predicted_ns: Ns) -> Reject | None:
-    """Early rejection: refuse a sequence whose predicted TTFT misses its limit, and say when to come back."""
+    """Refuse a sequence whose predicted TTFT misses its limit, and say when to come back."""
     limit_ms = seq.spec.slo.ttft_ms
     ttft_ms = (now - seq.spec.arrived_ns + predicted_ns) / NS_PER_MS
     if limit_ms is None or ttft_ms <= limit_ms:
@@ -60,7 +62,7 @@ def find_lateness(seq: Sequence, now: Ns, predicted_ns: Ns) -> Reject | None:
         seq.seq_id,
         503,
         "ttft_unattainable",
-        f"predicted time to first token is {ttft_ms:.0f} ms, the request's limit is {limit_ms:.0f} ms",
+        f"predicted time to first token is {ttft_ms:.0f} ms, the limit is {limit_ms:.0f} ms",
         "retry later, or allow more time to the first token",
         retry_after_s=max(0.1, (ttft_ms - limit_ms) * NS_PER_MS / NS_PER_S),
     )

@@ -1,4 +1,6 @@
-"""The one way to build a worker's core: the live driver and the simulator both call it, and nobody else builds one."""
+"""The one way to build a worker's core: the live driver and the simulator both call it, and nobody
+else builds one.
+"""
 
 from headrace.core.base.plan import WorkerSpec
 from headrace.core.config.schema import WorkerConfig

@@ -1,7 +1,8 @@
 """EngineCore: the machine of one worker. Events in, effects out; one step at a time.
 
-It owns the sequences' lives: accepts or rejects them, hands planned steps to the executor, turns results into tokens,
-and ends sequences. What runs next is the Scheduler's choice; which block holds what is the KvManager's.
+It owns the sequences' lives: accepts or rejects them, hands planned steps to the executor, turns
+results into tokens, and ends sequences. What runs next is the Scheduler's choice; which block holds
+what is the KvManager's.
 """
 
 from typing import assert_never
@@ -17,7 +18,6 @@ from headrace.core.base.events import (
     EngineEvent,
     Finish,
     KvChanged,
-    Reject,
     StartStep,
     StepDone,
     StepFailed,
@@ -188,7 +188,9 @@ class EngineCore:
             self._finish(seq, FinishReason.LENGTH, effects)
 
     def _step_failed(self, now: Ns, step_id: int, error: str, effects: list[EngineEffect]) -> None:
-        """Nothing of a failed step counts: its sequences are recomputed, and given up when it happens again."""
+        """Nothing of a failed step counts: its sequences are recomputed, and given up when it
+        happens again.
+        """
         for share in self._take_plan(step_id).seqs:
             seq = self._seqs[share.seq_id]
             seq.in_step = False
@@ -211,7 +213,9 @@ class EngineCore:
     # ---- ends
 
     def _end(self, seq_id: SeqId, reason: FinishReason, effects: list[EngineEffect]) -> None:
-        """End a sequence now, or as soon as the running step no longer writes to its blocks. Idempotent."""
+        """End a sequence now, or as soon as the running step no longer writes to its blocks.
+        Idempotent.
+        """
         seq = self._seqs.get(seq_id)
         if seq is None:
             return

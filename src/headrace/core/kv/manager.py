@@ -1,7 +1,7 @@
 """KvManager: which block holds what, under all-or-nothing reservations.
 
-Every block is in exactly one of three states: free; held by one or more sequences; cached, that is named in the tree
-and held by nobody. free + cached + held == total after every call.
+Every block is in exactly one of three states: free; held by one or more sequences; cached, that is
+named in the tree and held by nobody. free + cached + held == total after every call.
 """
 
 from collections.abc import Sequence
@@ -9,15 +9,15 @@ from collections.abc import Sequence
 import msgspec
 
 from headrace.core.base.errors import InvariantError
+from headrace.core.base.events import BlockRemoved, BlockStored
 from headrace.core.base.plan import BlockCopy
 from headrace.core.base.types import BlockId, SeqId
-from headrace.core.base.events import BlockRemoved, BlockStored
 from headrace.core.kv.names import BlockChain
 from headrace.core.kv.tree import BlockTree, Node
 
 
 class Hit(msgspec.Struct, frozen=True):
-    """What a reservation found: tokens whose KV is already there, after `copy` has been carried out."""
+    """Tokens whose KV is already there, once `copy` has been carried out."""
 
     num_tokens: int
     copy: BlockCopy | None = None
@@ -93,10 +93,11 @@ class KvManager:
     def admit(
         self, seq_id: SeqId, chain: BlockChain, tokens: Sequence[int], limit_tokens: int
     ) -> Hit:
-        """Open a table for a sequence that holds nothing, with every known block of its first `limit_tokens` tokens.
+        """Open a table for a sequence that holds nothing, with every known block of its first
+        `limit_tokens` tokens.
 
-        Part of one more block may come by copy, where a block of another sequence begins with the same tokens; then the
-        block for it is taken too, if one is available.
+        Part of one more block may come by copy, where a block of another sequence begins with the
+        same tokens; then the block for it is taken too, if one is available.
         """
         if seq_id in self._tables:
             raise InvariantError("sequence already holds blocks", seq_id=seq_id)
@@ -128,7 +129,7 @@ class KvManager:
         return tail if tail and tail[1] > 0 else None
 
     def reserve(self, seq_id: SeqId, num_tokens: int) -> bool:
-        """Let the sequence's table cover `num_tokens` tokens, evicting cached blocks. All or nothing."""
+        """Let the table cover `num_tokens` tokens, evicting cached blocks. All or nothing."""
         table = self._tables[seq_id]
         num_missing = self.blocks_for(num_tokens) - len(table.block_ids)
         if num_missing <= 0:
@@ -145,7 +146,7 @@ class KvManager:
     def commit(
         self, seq_id: SeqId, chain: BlockChain, tokens: Sequence[int], num_computed: int
     ) -> None:
-        """Make the sequence's full computed blocks matchable. A block that is known already is given back for its twin."""
+        """Make full computed blocks matchable; a known block takes the place of its new twin."""
         if not self.prefix_cache:
             return
         table = self._tables[seq_id]
@@ -167,7 +168,7 @@ class KvManager:
             table.nodes.append(node)
 
     def release(self, seq_id: SeqId) -> None:
-        """Give up all blocks of the sequence: named ones stay cached, private ones become free. Idempotent."""
+        """Named blocks stay cached, private ones become free. Idempotent."""
         table = self._tables.pop(seq_id, None)
         if table is None:
             return
@@ -191,7 +192,7 @@ class KvManager:
         return changes
 
     def check(self) -> None:
-        """Raise InvariantError unless every block is free, cached or held, and holders are counted right."""
+        """Raise InvariantError unless each block is free, cached or held, and counted right."""
         self._tree.check()
         holders: dict[bytes, int] = {}
         held: set[BlockId] = set()

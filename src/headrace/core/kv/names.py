@@ -1,10 +1,11 @@
 """The name of a KV block: a versioned chained hash of everything that decides its content.
 
-    root  = H("kvh1", model digest, KV dtype, block size, adapter, salt)      each field length-prefixed
-    child = H(parent name, token ids as little-endian u32)
+    root  = H("kvh1", model digest, KV dtype, block size, adapter, salt)      each field
+    length-prefixed child = H(parent name, token ids as little-endian u32)
 
-H is SHA-256 cut to 16 bytes. The same name is used by the device index, lower tiers, the wire and the router, so it
-depends on no process, seed or architecture; the vectors in tests/unit/core/kv/test_names.py hold it still.
+H is SHA-256 cut to 16 bytes. The same name is used by the device index, lower tiers, the wire and
+the router, so it depends on no process, seed or architecture; the vectors in
+tests/unit/core/kv/test_names.py hold it still.
 """
 
 import struct
@@ -46,7 +47,7 @@ class BlockChain:
         self._block_size = block_size
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Name every full block of `tokens` (the whole list, of which earlier calls saw a prefix)."""
+        """Name every full block of `tokens`, the whole list, of which earlier calls saw a prefix."""
         size, names = self._block_size, self.names
         parent = names[-1] if names else self.root
         for start in range(len(names) * size, len(tokens) - size + 1, size):

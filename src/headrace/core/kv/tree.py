@@ -1,7 +1,8 @@
 """The radix tree of named blocks: what is matchable, who holds it, what is evicted first.
 
-A node is one full block. A node that some sequence holds has held ancestors only, so every unheld node can be evicted
-once its children are gone: leaves first, least recently used first. Recency is a counter, not a clock.
+A node is one full block. A node that some sequence holds has held ancestors only, so every unheld
+node can be evicted once its children are gone: leaves first, least recently used first. Recency is
+a counter, not a clock.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,7 +29,8 @@ class Node:
         self.block_id = block_id
         self.num_holders = 0
         self.last_used = 0
-        # Children by their first token, so that a tail looks only at blocks that can share something with it.
+        # Children by their first token, so that a tail looks only at blocks that can share
+        # something with it.
         self.children: dict[int, dict[bytes, Node]] = {}
 
 
@@ -67,7 +69,7 @@ class BlockTree:
         return nodes
 
     def match_tail(self, parent: bytes, tokens: Sequence[int]) -> tuple[Node, int] | None:
-        """The child of `parent` that shares the longest beginning with `tokens`, and its length in tokens."""
+        """The child of `parent` with the longest common beginning, and its length in tokens."""
         node = self._nodes.get(parent) or self._roots.get(parent)
         if node is None or not tokens:
             return None
@@ -101,7 +103,7 @@ class BlockTree:
         node.num_holders += 1
 
     def let_go(self, node: Node) -> None:
-        """Drop one hold. Call for a sequence's last block first, so that children age before their parents."""
+        """Drop one hold. Call for a chain's end first: children must age before parents."""
         if node.num_holders <= 0:
             raise InvariantError("block let go more often than held", block_id=node.block_id)
         node.num_holders -= 1

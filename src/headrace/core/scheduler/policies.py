@@ -22,12 +22,12 @@ def priority(seq: Sequence, now: Ns, kv: KvManager) -> tuple[float, int]:
 
 
 def longest_prefix(seq: Sequence, now: Ns, kv: KvManager) -> tuple[float, int]:
-    """The longest cached prefix first (SGLang's lpm), so that shared blocks are used before they are evicted."""
+    """Longest cached prefix first (SGLang's lpm): blocks are used before they are evicted."""
     return -kv.match(seq.chain, seq.reusable_tokens), seq.order
 
 
 def slo_slack(seq: Sequence, now: Ns, kv: KvManager) -> tuple[float, int]:
-    """The least time left to the TTFT limit first. A limit already missed has lost its urgency and goes last."""
+    """Least time left to the TTFT limit first; a limit already missed has lost its urgency."""
     limit_ms = seq.spec.slo.ttft_ms
     if limit_ms is None or seq.num_output:
         return float("inf"), seq.order
@@ -49,7 +49,8 @@ STATIC_ORDERS = frozenset({"fcfs", "priority"})
 
 
 def step_budget(config: SchedulerConfig, cost: CostModel, running: Iterable[Sequence]) -> int:
-    """Fixed, or the largest count whose predicted step time keeps the tightest ITL target among those that decode.
+    """Fixed, or the largest count whose predicted step time keeps the tightest ITL target among
+    those that decode.
 
     Each of the sequences that decode gets its token in any case; the rest of the budget is prefill.
     """
@@ -87,12 +88,12 @@ def step_budget(config: SchedulerConfig, cost: CostModel, running: Iterable[Sequ
 
 
 def is_protected(config: SchedulerConfig, seq: Sequence) -> bool:
-    """Whether the sequence was preempted as often as allowed: it is promised all it may need, and never a victim."""
+    """Preempted as often as allowed: promised all it may need, never a victim again."""
     return seq.num_preemptions >= config.max_preemptions
 
 
 def promised_tokens(config: SchedulerConfig, seq: Sequence) -> int:
-    """`no_evict` promises all of max_tokens, `predicted` a part of it, `optimistic` only what is known."""
+    """`no_evict` promises max_tokens, `predicted` a part of it, `optimistic` what is known."""
     known = len(seq.tokens)
     if is_protected(config, seq):
         return seq.max_len
@@ -110,7 +111,7 @@ def promised_tokens(config: SchedulerConfig, seq: Sequence) -> int:
 
 
 def choose_victim(candidates: Iterable[Sequence], last_victim: int | None) -> Sequence | None:
-    """The lowest priority, then the least lost work; never the same twice in a row while there is another."""
+    """The lowest priority, then the least lost work; not the last victim again if avoidable."""
 
     def key(seq: Sequence) -> tuple[bool, int, int, int]:
         return seq.seq_id == last_victim, -seq.spec.priority, seq.num_computed, -seq.order

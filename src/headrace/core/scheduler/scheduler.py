@@ -1,11 +1,12 @@
 """The scheduler: which tokens of which sequences the next step computes.
 
-There is no prefill phase and no decode phase. A sequence has known tokens (prompt + output) and computed tokens; a step
-lets computed catch up with known under a token budget. Chunked prefill, prefix hits and recomputation after preemption
-are all this one case (the idea is vLLM V1's).
+There is no prefill phase and no decode phase. A sequence has known tokens (prompt + output) and
+computed tokens; a step lets computed catch up with known under a token budget. Chunked prefill,
+prefix hits and recomputation after preemption are all this one case (the idea is vLLM V1's).
 
-The order within a step: running sequences that need one token (their ITL is at stake, and they cost one token each),
-then other running ones by arrival, then waiting ones as the order policy says. At most one step runs at a time.
+The order within a step: running sequences that need one token (their ITL is at stake, and they cost
+one token each), then other running ones by arrival, then waiting ones as the order policy says. At
+most one step runs at a time.
 """
 
 from bisect import bisect_left, insort
@@ -28,14 +29,15 @@ from headrace.core.scheduler.policies import (
 )
 from headrace.core.scheduler.sequence import Sequence, State
 
-# Orders that change from step to step are evaluated for this many of the longest waiting sequences only.
+# Orders that change from step to step are evaluated for this many of the longest waiting sequences
+# only.
 DYNAMIC_ORDER_WINDOW = 128
 # A sequence waits for a twin only where that saves at least this many blocks of prefill.
 MIN_TWIN_BLOCKS = 2
 
 
 class Scheduler:
-    """Holds the waiting and the running; plans steps. It changes the KvManager only through its public methods."""
+    """Holds the waiting and the running sequences, and plans steps for them."""
 
     def __init__(self, config: SchedulerConfig, kv: KvManager, cost: CostModel) -> None:
         self._config = config
@@ -47,7 +49,8 @@ class Scheduler:
             Sequence
         ] = []  # by queue_key: the order policy's where it is static, else arrival
         self._running: dict[SeqId, Sequence] = {}
-        # Names of the blocks that running sequences have yet to compute from what they know, with how many compute them.
+        # Names of the blocks that running sequences have yet to compute from what they know, with
+        # how many compute them.
         self._coming: dict[bytes, int] = {}
         self._last_victim: SeqId | None = None
         self._next_step_id = 0
@@ -75,8 +78,8 @@ class Scheduler:
     def predict_ttft_ns(self, seq: Sequence) -> Ns:
         """Predicted time until a sequence that arrives now has its first token.
 
-        All prefill that is due before it, and its own, runs in full steps beside the sequences that decode; those that
-        wait are taken to find no more in the cache than they find now.
+        All prefill that is due before it, and its own, runs in full steps beside the sequences that
+        decode; those that wait are taken to find no more in the cache than they find now.
         """
         uncached = (
             len(seq.tokens) - self._kv.match(seq.chain, seq.reusable_tokens) * self._kv.block_size
@@ -109,7 +112,7 @@ class Scheduler:
         insort(self._waiting, seq, key=_queue_key)
 
     def remove(self, seq: Sequence) -> None:
-        """Take a sequence out for good and give up its blocks. Not while it is part of the running step."""
+        """Take a sequence out for good. Not while it is part of the running step."""
         if seq.state is State.RUNNING:
             del self._running[seq.seq_id]
             self._forget_coming(seq)
@@ -119,7 +122,7 @@ class Scheduler:
         seq.move(State.FINISHED)
 
     def advance(self, seq: Sequence, num_tokens: int, sampled: tuple[int, ...]) -> None:
-        """Record that a step computed `num_tokens` of the sequence's tokens and chose `sampled` after them."""
+        """A step computed `num_tokens` more of the sequence and chose `sampled` after them."""
         size = self._kv.block_size
         first = seq.num_computed // size
         seq.num_computed += num_tokens
@@ -131,7 +134,7 @@ class Scheduler:
             self._kv.commit(seq.seq_id, seq.chain, seq.tokens, seq.num_computed)
 
     def preempt(self, seq: Sequence, now: Ns, reason: str) -> Preempted:
-        """Give up the sequence's blocks and let it wait again; its full blocks stay cached as long as room allows."""
+        """Let the sequence wait again, without its blocks; the full ones stay cached for now."""
         del self._running[seq.seq_id]
         self._forget_coming(seq)
         self._kv.release(seq.seq_id)
@@ -146,7 +149,7 @@ class Scheduler:
         return Preempted(seq.seq_id, reason, lost)
 
     def plan(self, now: Ns) -> tuple[StepPlan | None, list[EngineEffect]]:
-        """The next step, or None where nothing can run; and what happened to sequences on the way to it."""
+        """The next step (None: nothing can run), and what happened to sequences on the way."""
         step = _Step(step_budget(self._config, self._cost, self._running.values()))
         self._plan_running(step, now)
         if not step.has_preempted:
@@ -160,13 +163,10 @@ class Scheduler:
     # ---- running sequences
 
     def _plan_running(self, step: "_Step", now: Ns) -> None:
-        is_crowded = len(self._running) > step.budget
-
-        def turn(seq: Sequence) -> tuple[bool, int, int]:
-            # Where the budget is smaller than the number of sequences, those that were left out longest go first.
-            return seq.num_remaining > 1, seq.last_step if is_crowded else 0, seq.order
-
-        for seq in sorted(self._running.values(), key=turn):
+        # No more sequences run than the budget has tokens: admission takes one at least for each.
+        for seq in sorted(
+            self._running.values(), key=lambda seq: (seq.num_remaining > 1, seq.queue_key)
+        ):
             if step.budget <= 0:
                 break
             if seq.state is not State.RUNNING:  # a victim of this very loop
@@ -176,7 +176,7 @@ class Scheduler:
                 self._schedule(seq, num_tokens, step)
 
     def _make_room(self, seq: Sequence, num_tokens: int, step: "_Step", now: Ns) -> bool:
-        """Let the sequence grow, preempting others that this step does not compute; False = it was preempted itself."""
+        """Let the sequence grow at the cost of others; False = it had to be preempted itself."""
         while not self._grow(seq, num_tokens):
             others = (
                 other
@@ -196,7 +196,7 @@ class Scheduler:
         return True
 
     def _grow(self, seq: Sequence, num_tokens: int) -> bool:
-        """Reserve, out of what is not promised to protected sequences unless this is one of them."""
+        """Reserve what is not promised to protected sequences, of which this may be one."""
         num_missing = self._kv.blocks_for(num_tokens) - self._kv.num_held(seq.seq_id)
         if num_missing <= 0:
             return True
@@ -218,7 +218,7 @@ class Scheduler:
     # ---- waiting sequences
 
     def _plan_waiting(self, step: "_Step", now: Ns) -> None:
-        """Admit in order. A sequence that does not fit is overtaken within a window, until it is too old for that."""
+        """Admit in order; what does not fit is overtaken, within a window and an age limit."""
         num_passed = 0
         num_reserved = self._num_reserved()
         for seq in self._candidates(now):
@@ -273,7 +273,7 @@ class Scheduler:
         return True
 
     def _num_needed(self, seq: Sequence) -> int:
-        """Blocks that admission takes out of what is available, now or later, to keep its promise."""
+        """Blocks that its promise takes out of what is available, now or later."""
         known = self._kv.match(seq.chain, seq.reusable_tokens)
         unheld = self._kv.num_matched_unheld(seq.chain, seq.reusable_tokens)
         return self._kv.blocks_for(seq.promised_tokens) - known + unheld
@@ -334,7 +334,6 @@ class Scheduler:
             next_prompt_token=seq.tokens[end] if is_prompt else None,
         )
         step.budget -= num_tokens
-        seq.last_step = self._next_step_id
         seq.in_step = True
 
 

@@ -1,11 +1,13 @@
-"""A sequence inside the engine: what is known of it, how much of that is computed, which state it is in."""
+"""A sequence inside the engine: what is known of it, how much of that is computed, which state it
+is in.
+"""
 
 from enum import Enum
 
 from headrace.core.base.errors import InvariantError
-from headrace.core.base.types import Ns, SeqId
 from headrace.core.base.plan import TokenLogprob
 from headrace.core.base.request import SeqSpec
+from headrace.core.base.types import Ns, SeqId
 from headrace.core.kv.names import BlockChain
 
 
@@ -29,7 +31,6 @@ class Sequence:
         "chain",
         "first_num_cached",
         "in_step",
-        "last_step",
         "num_computed",
         "num_failures",
         "num_preemptions",
@@ -47,7 +48,7 @@ class Sequence:
     def __init__(self, spec: SeqSpec, order: int, now: Ns, chain: BlockChain) -> None:
         self.spec = spec
         self.order = order  # of arrival; kept through preemptions
-        self.queue_key: tuple[float, int] = (0.0, order)  # its place among the waiting
+        self.queue_key: tuple[float, int] = (0.0, order)  # its place among its like
         self.queued_ns = now  # when it began to wait, last
         self.tokens = list(spec.prompt_tokens)
         self.num_prompt = len(self.tokens)
@@ -57,7 +58,6 @@ class Sequence:
         self.num_failures = 0
         self.num_scored = 0  # prompt tokens, from the second on, whose log probability is known
         self.promised_tokens = 0  # length up to which admission promised blocks
-        self.last_step = -1
         self.in_step = False  # part of the step that runs
         self.state = State.WAITING
         self.chain = chain
@@ -91,13 +91,13 @@ class Sequence:
     def reusable_tokens(self) -> int:
         """Leading tokens whose KV may come from the cache.
 
-        The last known token is always computed, since its logits choose the next one; so is the first prompt token
-        whose logits score another one and all behind it.
+        The last known token is always computed, since its logits choose the next one; so is the
+        first prompt token whose logits score another one and all behind it.
         """
         return self.num_scored if self.wants_scores else len(self.tokens) - 1
 
     def take_scores(self, start: int, scores: tuple[TokenLogprob, ...]) -> tuple[TokenLogprob, ...]:
-        """Of the scores that a share from position `start` on brought, those that were not known before a preemption."""
+        """Those of a share's scores that were not told before a preemption."""
         fresh = scores[max(0, self.num_scored - start) :]
         self.num_scored += len(fresh)
         return fresh
