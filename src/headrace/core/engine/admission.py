@@ -45,7 +45,7 @@ def find_fault(
             spec.seq_id,
             429,
             "queue_full",
-            f"{scheduler.num_waiting} requests wait already, the limit is {config.max_waiting_seqs}",
+            f"{scheduler.num_waiting} requests wait, the limit is {config.max_waiting_seqs}",
             "retry later",
             retry_after_s=1.0,
         )

@@ -47,7 +47,7 @@ class BlockChain:
         self._block_size = block_size
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Name every full block of `tokens`, the whole list, of which earlier calls saw a prefix."""
+        """Name every full block of `tokens`, of which earlier calls saw a prefix."""
         size, names = self._block_size, self.names
         parent = names[-1] if names else self.root
         for start in range(len(names) * size, len(tokens) - size + 1, size):
