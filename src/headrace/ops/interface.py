@@ -39,8 +39,8 @@ class WeightType(StrEnum):
 class TensorView(msgspec.Struct, frozen=True):
     """A weight as it lies in a memory-mapped file: row-major [rows, cols]; a vector is [1, cols].
 
-    `linear` computes x @ weight.T, so rows are outputs and cols are inputs. Quantised rows consist of 32-value
-    blocks along cols, so cols is a multiple of 32 there.
+    `linear` computes x @ weight.T, so rows are outputs and cols are inputs. Quantised rows consist
+    of 32-value blocks along cols, so cols is a multiple of 32 there.
     """
 
     name: str
@@ -53,7 +53,8 @@ class TensorView(msgspec.Struct, frozen=True):
 class Rope(msgspec.Struct, frozen=True):
     """Rotary position embedding. Pair i of a head is rotated by position * inv_freq[i].
 
-    `interleaved`: pair i is (2i, 2i + 1) (GGUF llama files); otherwise (i, i + D/2) (safetensors, NeoX style).
+    `interleaved`: pair i is (2i, 2i + 1), as in GGUF llama files; otherwise it is (i, i + D / 2), as
+    in safetensors files.
     """
 
     inv_freq: tuple[float, ...]  # D / 2 values, scaling for long context already applied
@@ -145,7 +146,7 @@ class RowResult(msgspec.Struct, frozen=True):
 
 
 class Program(Protocol):
-    """A model compiled by a backend together with its KV pool. Not thread-safe: one step at a time."""
+    """A model compiled by a backend, with its KV pool. Not thread-safe: one step at a time."""
 
     def run(self, batch: StepBatch) -> None:
         """One forward pass; logits of `batch.logit_rows` stay in the backend until the next run."""
