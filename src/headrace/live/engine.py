@@ -299,7 +299,7 @@ class LiveEngine:
             self._fail(now, event, error)
 
     def _turn(self, now: Ns, event: EngineEvent) -> None:
-        was_busy = self._sinks or self._is_step_running
+        was_busy = bool(self._sinks) or self._is_step_running
         if isinstance(event, StepDone | StepFailed):
             self._is_step_running = False
         effects: Sequence[EngineEffect] = ()

@@ -9,7 +9,7 @@ import asyncio
 import queue
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol, TypeVar
@@ -74,7 +74,7 @@ class TextEngine:
         self._unsent: list[_Flushable] = []  # of the engine thread
         engine.observe(self._flush)
 
-    def stream(self, request: GenerateRequest) -> AsyncIterator[ChoiceDelta]:
+    def stream(self, request: GenerateRequest) -> AsyncGenerator[ChoiceDelta, None]:
         """The request's deltas, in the running event loop; each choice's last one has a `finish`.
 
         Raises RequestError at once for a request out of bounds, and RequestError or OverloadError
@@ -83,7 +83,7 @@ class TextEngine:
         """
         return self._stream(self._resolve(request))
 
-    async def _stream(self, request: GenerateRequest) -> AsyncIterator[ChoiceDelta]:
+    async def _stream(self, request: GenerateRequest) -> AsyncGenerator[ChoiceDelta, None]:
         loop = asyncio.get_running_loop()
         inbox: AsyncInbox[EngineEffect] = AsyncInbox(loop)
         session = self._open(request, self._loop_outbox(loop), inbox)
