@@ -1,0 +1,160 @@
+"""An HTTP connection as uvicorn keeps it, with the limits that uvicorn leaves to a proxy.
+
+What uvicorn gives: bodies are read only as fast as the application takes them, writing stops at 64 KiB unsent, and an
+idle connection is closed after the keep-alive time. What is added here:
+
+- a request line and headers may be 32 KiB together (431);
+- they must arrive within 10 s, also when they come byte by byte (the connection is closed);
+- pipelined requests wait in a short queue, and a client that leaves is noticed by all of them;
+- a client may send on no more than 16 MiB after its answer is complete;
+- the application may break the connection at once (`headrace.abort`), which closing it cannot where bytes are unsent.
+"""
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from headrace.server.errors import ErrorObject, Failure
+from headrace.server.exchange import ABORT
+
+MAX_HEAD_BYTES = 32 << 10
+HEAD_TIMEOUT_S = 10.0
+MAX_PIPELINED = 8
+MAX_UNREAD_BODY_BYTES = 16 << 20
+
+_HEAD_TOO_LARGE = Failure(
+    431,
+    ErrorObject(
+        f"request line and headers are larger than {MAX_HEAD_BYTES} bytes",
+        "invalid_request_error",
+        None,
+        "headers_too_large",
+    ),
+)
+
+
+class Connection(HttpToolsProtocol):
+    """One connection. All methods run on the event loop."""
+
+    head_timeout_s = HEAD_TIMEOUT_S
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._num_head_bytes = 0
+        self._num_unread_bytes = 0
+        self._is_refused = False
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._under_way: list[RequestResponseCycle] = []
+
+    # ---- the transport's calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)  # type: ignore[arg-type]
+        self._expect_head(self.head_timeout_s)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._forget_head_timer()
+        super().connection_lost(exc)
+        # uvicorn tells only the latest request; one that still runs before pipelined ones must know as well.
+        for cycle in self._under_way:
+            if not cycle.response_complete:
+                cycle.disconnected = True
+            cycle.message_event.set()
+        self._under_way.clear()
+
+    def data_received(self, data: bytes) -> None:
+        if not self._is_refused:
+            super().data_received(data)
+
+    def send_400_response(self, msg: str) -> None:
+        # Our own refusal makes the parser fail; it has been answered.
+        if not self._is_refused:
+            self._refuse(
+                Failure(400, ErrorObject(msg.lower().rstrip("."), "invalid_request_error"))
+            )
+
+    # ---- the parser's calls
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._num_head_bytes = 0
+        self.scope["extensions"] = {ABORT: self.transport.abort}  # type: ignore[dict-item]
+
+    def on_url(self, url: bytes) -> None:
+        if self._take_head(len(url)):
+            super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._take_head(len(name) + len(value)):
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        if self._is_refused:
+            return
+        self._forget_head_timer()
+        super().on_headers_complete()
+        self._under_way = [one for one in self._under_way if not one.response_complete]
+        self._under_way.append(self.cycle)
+        if len(self.pipeline) > MAX_PIPELINED:
+            self._is_refused = True
+            self.transport.abort()
+        elif self.pipeline:
+            # Only a connection that is read from tells when the client leaves.
+            self.flow.resume_reading()
+
+    def on_body(self, body: bytes) -> None:
+        if self._is_refused:
+            return
+        if self.cycle.response_complete:
+            self._num_unread_bytes += len(body)
+            if self._num_unread_bytes > MAX_UNREAD_BODY_BYTES:
+                self._is_refused = True
+                self.transport.abort()
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if not self._is_refused:
+            super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not (self.transport.is_closing() or self.pipeline):
+            self._expect_head(self.head_timeout_s + self.timeout_keep_alive)
+
+    # ---- limits
+
+    def _take_head(self, num_bytes: int) -> bool:
+        self._num_head_bytes += num_bytes
+        if self._num_head_bytes > MAX_HEAD_BYTES:
+            self._refuse(_HEAD_TOO_LARGE)
+        return not self._is_refused
+
+    def _refuse(self, failure: Failure) -> None:
+        if self._is_refused:
+            return
+        self._is_refused = True
+        body = failure.body()
+        head = (
+            f"HTTP/1.1 {failure.status} {_REASONS[failure.status]}\r\n"
+            "content-type: application/json\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self.transport.close()
+
+    def _expect_head(self, timeout_s: float) -> None:
+        self._forget_head_timer()
+        self._head_timer = self.loop.call_later(timeout_s, self._on_head_timeout)
+
+    def _forget_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _on_head_timeout(self) -> None:
+        self._is_refused = True
+        self.transport.abort()
+
+
+_REASONS = {400: "Bad Request", 431: "Request Header Fields Too Large"}

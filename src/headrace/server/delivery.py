@@ -1,0 +1,132 @@
+"""The bytes of one answer on their way to one client.
+
+A task reads the source as fast as it makes bytes; the response takes them as fast as the client reads. What lies
+between is joined and bounded, so a slow reader costs no more than its bound and never holds back another request.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, suppress
+
+from headrace.core.base.errors import HeadraceError
+
+
+class SlowReader(HeadraceError):
+    """The client reads more slowly than its answer is made, by more than the buffer holds."""
+
+
+class Delivery:
+    """Owns a task that runs `source`; `aclose` ends it and, with it, everything that the source holds.
+
+    An error of the source before `commit` is raised to whoever waits; afterwards it becomes `error_bytes(error)`, the
+    last bytes. Belongs to one event loop.
+    """
+
+    def __init__(
+        self,
+        source: AsyncGenerator[bytes, None],
+        *,
+        limit_bytes: int | None,
+        error_bytes: Callable[[BaseException], bytes],
+        cut: Callable[[], None],
+    ) -> None:
+        """`limit_bytes` None = unbounded (an answer sent whole); `cut` breaks the connection of a slow reader."""
+        self._limit_bytes = limit_bytes
+        self._error_bytes = error_bytes
+        self._cut = cut
+        self._pending = bytearray()
+        self._error: BaseException | None = None
+        self._verdict: Exception | None = None  # why the server itself ended it
+        self._is_committed = False
+        self._is_done = False
+        self._changed = asyncio.Event()
+        self._task = asyncio.create_task(self._run(source))
+        self._task.add_done_callback(self._on_done)
+
+    @property
+    def error(self) -> BaseException | None:
+        """What ended the answer early, if anything did."""
+        return self._error
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the source has ended; its last bytes may still be on their way."""
+        return self._is_done
+
+    async def first(self, timeout_s: float | None) -> None:
+        """Return when there are bytes, when the source has ended, or after the timeout. Raises the source's error."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while not (self._pending or self._is_done):
+                    await self._wait()
+        self._raise()
+
+    async def whole(self) -> bytes:
+        """All bytes, when the source has ended. Raises the source's error."""
+        while not self._is_done:
+            await self._wait()
+        self._raise()
+        return bytes(self._pending)
+
+    def commit(self) -> None:
+        """From here on the client has an answer's beginning: an error can only be its end."""
+        self._is_committed = True
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        """Bytes as they come, joined as far as the client is behind."""
+        while True:
+            if self._pending:
+                chunk = bytes(self._pending)
+                self._pending.clear()
+                yield chunk
+            elif self._is_done:
+                return
+            else:
+                await self._wait()
+
+    def fail(self, error: Exception) -> None:
+        """End the answer with an error that is the server's, as at the end of a drain."""
+        if not self._task.done():
+            self._verdict = error
+            self._task.cancel()
+
+    async def aclose(self) -> None:
+        """Cancel the source and wait until it has let go. Idempotent."""
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+    async def _run(self, source: AsyncGenerator[bytes, None]) -> None:
+        async with aclosing(source):
+            async for chunk in source:
+                self._put(chunk)
+
+    def _on_done(self, task: "asyncio.Task[None]") -> None:
+        """Runs in every case, also where the task was cancelled before it began."""
+        self._error = self._verdict if task.cancelled() else task.exception()
+        if isinstance(self._error, SlowReader):
+            self._pending.clear()
+            self._cut()
+        elif self._error is not None and self._is_committed:
+            self._pending += self._error_bytes(self._error)
+        self._is_done = True
+        self._changed.set()
+
+    def _put(self, chunk: bytes) -> None:
+        if not chunk:
+            return
+        self._pending += chunk
+        if self._limit_bytes is not None and len(self._pending) > self._limit_bytes:
+            raise SlowReader(
+                "the client reads too slowly",
+                buffered_bytes=len(self._pending),
+                limit_bytes=self._limit_bytes,
+            )
+        self._changed.set()
+
+    def _raise(self) -> None:
+        if self._error is not None and not self._is_committed:
+            raise self._error
+
+    async def _wait(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()

@@ -1,0 +1,99 @@
+"""One HTTP request and its answer: its id, what is remembered of it, and the line that is logged."""
+
+import logging
+import re
+import secrets
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from starlette.datastructures import Headers
+from starlette.types import Message, Receive, Scope, Send
+
+from headrace.server.generation import Tally
+
+KEY = "headrace.exchange"
+ABORT = "headrace.abort"  # ASGI extension of our connections: break the connection at once
+
+CLIENT_GONE = 499  # what proxies log for a client that did not wait
+
+_log = logging.getLogger("headrace.access")
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+
+@dataclass(slots=True)
+class Exchange:
+    scope: Scope
+    request_id: str
+    arrived_ns: int
+    status: int = 0  # 0 = nothing sent
+    is_stream: bool = False
+    ignored_fields: list[str] = field(default_factory=list)
+    tally: Tally | None = None
+    error: str = ""
+
+    @classmethod
+    def begin(cls, scope: Scope) -> "Exchange":
+        given = Headers(scope=scope).get("x-request-id", "")
+        request_id = given if _REQUEST_ID.fullmatch(given) else f"req-{secrets.token_hex(12)}"
+        exchange = cls(scope, request_id, time.monotonic_ns())
+        scope[KEY] = exchange
+        return exchange
+
+    @staticmethod
+    def of(scope: Scope) -> "Exchange":
+        exchange = scope[KEY]
+        if not isinstance(exchange, Exchange):
+            raise TypeError("the scope carries no exchange")
+        return exchange
+
+    def sender(self, send: Send) -> Send:
+        """`send`, noting the status and adding the headers that every answer has."""
+
+        async def noted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self.status = message["status"]
+                headers = [*message.get("headers", ()), (b"x-request-id", self.request_id.encode())]
+                if self.ignored_fields:
+                    headers.append((b"x-ignored-fields", ", ".join(self.ignored_fields).encode()))
+                message = {**message, "headers": headers}
+            await send(message)
+
+        return noted
+
+    def abort(self) -> None:
+        """Break the connection, unsent bytes and all. Without the extension the response just ends."""
+        abort = self.scope.get("extensions", {}).get(ABORT)
+        if abort is not None:
+            abort()
+
+    def log(self) -> None:
+        line: dict[str, Any] = {
+            "event": "request",
+            "id": self.request_id,
+            "method": self.scope["method"],
+            "path": self.scope["path"][:200],
+            "status": self.status,
+            "duration_ms": round((time.monotonic_ns() - self.arrived_ns) / 1e6, 3),
+        }
+        if self.tally is not None:
+            line |= {
+                "stream": self.is_stream,
+                "prompt_tokens": self.tally.prompt_tokens,
+                "cached_tokens": self.tally.cached_tokens,
+                "completion_tokens": self.tally.completion_tokens,
+                "finish": self.tally.finish_reasons,
+            }
+        if self.ignored_fields:
+            line["ignored_fields"] = self.ignored_fields
+        if self.error:
+            line["error"] = self.error
+        level = logging.WARNING if self.status >= 500 else logging.INFO
+        _log.log(level, "%s", msgspec.json.encode(line).decode())
+
+
+async def until_gone(receive: Receive) -> None:
+    """Return when the client has closed its connection."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

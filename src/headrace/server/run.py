@@ -1,0 +1,188 @@
+"""Runs the application: binds, serves, and stops so that nobody is cut off who can be helped.
+
+SIGTERM or SIGINT closes the door at once (`/ready` 503, new requests 503 with Retry-After); answers under way finish
+within the drain time, those that do not end with an error. A second signal stops at once.
+"""
+
+import asyncio
+import contextlib
+import errno
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import uvicorn
+from starlette.applications import Starlette
+
+from headrace.core.base.errors import ConfigError
+from headrace.core.config.schema import ServerConfig
+from headrace.server.connection import Connection
+from headrace.server.service import Service
+
+if TYPE_CHECKING:
+    from headrace.live.boot import Booted
+
+KEEP_ALIVE_S = 75  # longer than most proxies keep an idle connection, so that they close it first
+BACKLOG = 2048
+LAST_WORDS_S = 2  # for errors that end answers to leave
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 takes any free one. ConfigError where the address cannot be had.
+
+    It listens from here on: clients that come before the server runs wait instead of being refused.
+    """
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, proto)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(BACKLOG)
+        except OSError:
+            listener.close()
+            raise
+    except OSError as error:
+        hint = ""
+        if error.errno == errno.EADDRINUSE:
+            hint = "another server has this port; choose one with `--port`, or 0 for any free one"
+        reason = (error.strerror or str(error)).lower()
+        raise ConfigError(f"cannot listen on {host} port {port}: {reason}", hint=hint) from None
+    listener.setblocking(False)
+    return listener
+
+
+def url_of(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def run_server(
+    app: Starlette,
+    config: ServerConfig,
+    *,
+    listener: socket.socket | None = None,
+    on_ready: Callable[[str], None] | None = None,
+    boot: "Callable[[], Booted] | None" = None,
+) -> None:
+    """Serve until told to stop, and return when all is sent. ConfigError where the port cannot be had.
+
+    `listener` is a socket from `bind`, which this takes over; None binds config.host and config.port. `on_ready` is
+    told the URL when requests are accepted. `boot` loads the model while the server already answers `/health` and
+    `/ready`; what it raises is raised here.
+    """
+    HttpServer(app, config, listener=listener).run(on_ready=on_ready, boot=boot)
+
+
+class HttpServer:
+    """One server on one listening socket; runs once."""
+
+    def __init__(
+        self, app: Starlette, config: ServerConfig, *, listener: socket.socket | None = None
+    ) -> None:
+        service = app.state.service
+        if not isinstance(service, Service):
+            raise TypeError("the application does not come from create_app")
+        self._service = service
+        self._drain_timeout_s = config.drain_timeout_s
+        self._listener = bind(config.host, config.port) if listener is None else listener
+        self.url = url_of(self._listener)
+        self._server = _Uvicorn(app, self._on_stop)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._draining: asyncio.Task[None] | None = None
+
+    def run(
+        self,
+        *,
+        on_ready: Callable[[str], None] | None = None,
+        boot: "Callable[[], Booted] | None" = None,
+    ) -> None:
+        """Block until stopped. In the main thread it listens for signals."""
+        with asyncio.Runner(loop_factory=self._server.config.get_loop_factory()) as runner:
+            runner.run(self._serve(on_ready, boot))
+
+    def stop(self) -> None:
+        """Drain, then stop; called again, stop at once. From any thread."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._on_stop)
+
+    async def _serve(
+        self, on_ready: Callable[[str], None] | None, boot: "Callable[[], Booted] | None"
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        serving = asyncio.create_task(self._server.serve(sockets=[self._listener]))
+        try:
+            if boot is not None:
+                self._service.attach(await asyncio.to_thread(boot))
+            if on_ready is not None:
+                on_ready(self.url)
+            await serving
+        finally:
+            self._server.should_exit = True
+            await asyncio.wait([serving])
+            if self._draining is not None:
+                self._draining.cancel()
+            self._service.close()
+
+    def _on_stop(self) -> None:
+        if self._draining is None:
+            self._service.begin_drain()
+            self._draining = asyncio.create_task(self._drain())
+        else:
+            self._server.force_exit = self._server.should_exit = True
+            self._server.abort_connections()
+
+    async def _drain(self) -> None:
+        await self._service.drain(self._drain_timeout_s)
+        self._server.should_exit = True
+
+
+class _Uvicorn(uvicorn.Server):
+    """uvicorn, with signals that drain before it closes its listener, and without its own logs."""
+
+    def __init__(self, app: Starlette, on_stop: Callable[[], None]) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=Connection,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_graceful_shutdown=LAST_WORDS_S,
+                backlog=BACKLOG,
+            )
+        )
+        self._on_stop = on_stop
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:  # type: ignore[override]
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        loop = asyncio.get_running_loop()
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, self._on_stop)
+        try:
+            yield
+        finally:
+            for number in _SIGNALS:
+                loop.remove_signal_handler(number)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        # Those that do not read their last words.
+        self.abort_connections()
+
+    def abort_connections(self) -> None:
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()

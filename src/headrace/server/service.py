@@ -1,0 +1,159 @@
+"""What the routes share: the door, the model behind it, and the answers under way.
+
+Decides who may come in now. While the model loads, while the server drains and after the engine has failed, that is
+nobody.
+"""
+
+import asyncio
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from hashlib import sha256
+from typing import TYPE_CHECKING
+
+import headrace
+from headrace.core.base.errors import OverloadError, RequestError
+from headrace.core.config.schema import ServerConfig, TelemetryConfig
+from headrace.live.generate import TextEngine
+from headrace.models.text.tokenizer import Tokenizer
+from headrace.server.delivery import Delivery
+from headrace.server.metrics import Metrics
+from headrace.server.prompts import PromptMaker
+from headrace.server.tokens import TokenStrings
+
+if TYPE_CHECKING:
+    from headrace.live.boot import Booted
+
+RETRY_AFTER_S = 2.0
+
+
+class Door(StrEnum):
+    LOADING = "loading"
+    OPEN = "open"
+    DRAINING = "draining"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A model that answers."""
+
+    name: str
+    text_engine: TextEngine
+    prompts: PromptMaker
+    tokens: TokenStrings
+    created_s: int  # Unix time
+    fingerprint: str  # changes when the model or the program does
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.text_engine.tokenizer
+
+
+class Service:
+    """One server's state. Belongs to one event loop, except for what says otherwise."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        telemetry: TelemetryConfig,
+    ) -> None:
+        self.config = config
+        self.metrics = Metrics(telemetry)
+        self._served: Served | None = None
+        self._is_draining = False
+        self._deliveries: set[Delivery] = set()
+        self._is_idle = asyncio.Event()
+        self._is_idle.set()
+
+    def attach(self, booted: "Booted") -> None:
+        """Open the door: the model is there. Once."""
+        loaded = booted.loaded
+        text_engine = booted.text_engine
+        self.metrics.attach(text_engine.engine, booted.name)
+        identity = f"{loaded.model.digest} {headrace.__version__}".encode()
+        self._served = Served(
+            name=booted.name,
+            text_engine=text_engine,
+            prompts=PromptMaker(loaded.tokenizer, loaded.chat_template, text_engine.vocab_size),
+            tokens=TokenStrings(loaded.tokenizer),
+            created_s=int(time.time()),
+            fingerprint=f"fp_{sha256(identity).hexdigest()[:12]}",
+        )
+
+    @property
+    def door(self) -> Door:
+        if self._served is None:
+            return Door.DRAINING if self._is_draining else Door.LOADING
+        if self._served.text_engine.engine.failure is not None:
+            return Door.FAILED
+        return Door.DRAINING if self._is_draining else Door.OPEN
+
+    def enter(self) -> Served:
+        """The model, for a request that may come in; else OverloadError 503."""
+        door = self.door
+        if door is not Door.OPEN or self._served is None:
+            raise OverloadError(_CLOSED[door], retry_after_s=RETRY_AFTER_S)
+        return self._served
+
+    def model(self, name: str | None) -> Served:
+        """The model that a request names; none and empty mean the one there is. RequestError 404."""
+        served = self.enter()
+        if name and name != served.name:
+            raise RequestError(
+                "no such model",
+                status_hint=404,
+                code="model_not_found",
+                param="model",
+                model=name[:100],
+                hint=f"this server has `{served.name}`",
+            )
+        return served
+
+    # ---- answers under way
+
+    def begin(self, delivery: Delivery) -> None:
+        self._deliveries.add(delivery)
+        self._is_idle.clear()
+
+    async def end(self, delivery: Delivery) -> None:
+        """Let go of an answer, sent or not. The engine has been told before this returns."""
+        await delivery.aclose()
+        self._deliveries.discard(delivery)
+        if not self._deliveries:
+            self._is_idle.set()
+
+    @property
+    def num_deliveries(self) -> int:
+        return len(self._deliveries)
+
+    def begin_drain(self) -> None:
+        self._is_draining = True
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Close the door, wait for the answers under way, then end those that are left with an error.
+
+        Returns whether all could finish.
+        """
+        self.begin_drain()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._is_idle.wait()
+        left = list(self._deliveries)
+        for delivery in left:
+            error = OverloadError(_CLOSED[Door.DRAINING], retry_after_s=RETRY_AFTER_S)
+            delivery.fail(error)
+        return not left
+
+    def close(self) -> None:
+        if self._served is not None:
+            self._served.prompts.close()
+
+
+_CLOSED = {
+    Door.LOADING: "the model is still loading",
+    Door.DRAINING: "the server is shutting down",
+    Door.FAILED: "the engine has failed; the server must be restarted",
+    Door.OPEN: "",
+}
