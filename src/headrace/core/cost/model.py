@@ -4,19 +4,20 @@ from typing import Protocol
 
 import msgspec
 
-from headrace.core.base.plan import StepPlan
+from headrace.core.base.plan import SeqStep, StepPlan
 from headrace.core.base.types import Ns
 
 
 class StepShape(msgspec.Struct, frozen=True):
-    """All that a step's duration is predicted from."""
+    """All that a step's duration is predicted from. Shapes of shares add up to the step's."""
 
     num_tokens: int  # rows of the forward pass
     num_seqs: int
     num_logit_rows: int
     num_attention_pairs: int  # sum over tokens of the KV positions each attends to
-    # sum over sequences of the KV length after the step (bytes read by attention)
-    num_kv_tokens: int
+    num_kv_tokens: (
+        int  # sum over sequences of the KV length after the step (bytes read by attention)
+    )
 
     @staticmethod
     def of(plan: StepPlan) -> "StepShape":
@@ -27,6 +28,31 @@ class StepShape(msgspec.Struct, frozen=True):
             kv += seq.start + n
             logits += n if seq.prompt_logprobs is not None else int(seq.sample is not None)
         return StepShape(plan.num_tokens, len(plan.seqs), logits, pairs, kv)
+
+    @staticmethod
+    def of_share(seq: SeqStep, skip: int = 0) -> "StepShape":
+        """One sequence's share alone, without its first `skip` tokens."""
+        n, start = len(seq.tokens) - skip, seq.start + skip
+        logits = n if seq.prompt_logprobs is not None else int(seq.sample is not None)
+        return StepShape(n, 1, logits, n * start + n * (n + 1) // 2, start + n)
+
+    def __add__(self, other: "StepShape") -> "StepShape":
+        return StepShape(
+            self.num_tokens + other.num_tokens,
+            self.num_seqs + other.num_seqs,
+            self.num_logit_rows + other.num_logit_rows,
+            self.num_attention_pairs + other.num_attention_pairs,
+            self.num_kv_tokens + other.num_kv_tokens,
+        )
+
+    def __sub__(self, other: "StepShape") -> "StepShape":
+        return StepShape(
+            self.num_tokens - other.num_tokens,
+            self.num_seqs - other.num_seqs,
+            self.num_logit_rows - other.num_logit_rows,
+            self.num_attention_pairs - other.num_attention_pairs,
+            self.num_kv_tokens - other.num_kv_tokens,
+        )
 
 
 class CostModel(Protocol):

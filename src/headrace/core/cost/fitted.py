@@ -1,0 +1,235 @@
+"""A cost model fitted to recorded steps.
+
+A step's duration is the sum of
+
+- a piecewise-linear function of its tokens with fixed knots: flat where reading the weights
+  dominates, rising where the arithmetic does, and whatever the kernels do in between;
+- a cost for each sequence, each row of logits, each attention pair (arithmetic) and each KV token
+  read (bandwidth).
+
+No coefficient is negative, so more work never costs less. A decode step has as many sequences and
+rows of logits as tokens, and as many pairs as KV tokens: only mixed steps tell these apart, and
+until some were seen they keep the proportions of the prior.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from itertools import accumulate, pairwise
+from math import isfinite
+
+import msgspec
+
+from headrace.core.base.errors import InvariantError
+from headrace.core.base.metrics import percentile
+from headrace.core.base.types import NS_PER_S, Ns
+from headrace.core.cost.least_squares import NormalEquations
+from headrace.core.cost.model import StepShape
+
+# Tokens of a step between which its cost is linear; beyond the last knot the last slope goes on.
+KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+NUM_STEP_FEATURES = len(KNOTS) + 4
+SLOPES = range(1, len(KNOTS))  # places of the slopes between knots among the features
+
+
+class Link(msgspec.Struct, frozen=True):
+    """A way for KV between two places: a copy takes the latency and then the bytes' time."""
+
+    latency_ns: float
+    byte_ns: float
+
+    @property
+    def bytes_per_s(self) -> float:
+        return NS_PER_S / self.byte_ns
+
+    @classmethod
+    def fit(cls, samples: Iterable[tuple[int, Ns]], *, prior: "Link | None" = None) -> "Link":
+        """Fit to (bytes, duration) of recorded copies."""
+        prior = prior or LINK_PRIOR
+        equations = NormalEquations(2)
+        for num_bytes, elapsed_ns in samples:
+            equations.add((1.0, float(num_bytes)), max(1, elapsed_ns))
+        return cls(*equations.solve((prior.latency_ns, prior.byte_ns)))
+
+
+LINK_PRIOR = Link(latency_ns=20_000.0, byte_ns=0.1)  # 10 GB/s
+
+
+class FitError(msgspec.Struct, frozen=True, kw_only=True):
+    """Relative errors `|predicted - actual| / actual` over samples; bias keeps the sign."""
+
+    num_samples: int
+    mean: float
+    bias: float
+    p50: float
+    p90: float
+    max: float
+
+
+class FittedCostModel(msgspec.Struct, frozen=True, kw_only=True):
+    """The CostModel of one worker. Frozen: a log that carries it replays to the same plans."""
+
+    name: str
+    knot_ns: tuple[float, ...]  # of a step of KNOTS[i] tokens, apart from all that follows
+    seq_ns: float
+    logit_row_ns: float
+    attention_pair_ns: float
+    kv_token_ns: float
+    links: dict[str, Link] = {}
+
+    def __post_init__(self) -> None:
+        costs = (*self.knot_ns, self.seq_ns, self.logit_row_ns)
+        costs += (self.attention_pair_ns, self.kv_token_ns)
+        if len(self.knot_ns) != len(KNOTS):
+            raise ValueError(f"expected {len(KNOTS)} knots, got {len(self.knot_ns)}")
+        if not all(isfinite(cost) and cost >= 0.0 for cost in costs):
+            raise ValueError("costs must be finite and not negative")
+        if any(after < before for before, after in pairwise(self.knot_ns)):
+            raise ValueError("more tokens must not cost less")
+
+    # ---- predictions
+
+    def step_ns(self, shape: StepShape) -> Ns:
+        n = shape.num_tokens
+        low = min(max(bisect_right(KNOTS, n) - 1, 0), len(KNOTS) - 2)
+        start_ns, end_ns = self.knot_ns[low], self.knot_ns[low + 1]
+        total = (
+            start_ns
+            + (end_ns - start_ns) * (n - KNOTS[low]) / (KNOTS[low + 1] - KNOTS[low])
+            + self.seq_ns * shape.num_seqs
+            + self.logit_row_ns * shape.num_logit_rows
+            + self.attention_pair_ns * shape.num_attention_pairs
+            + self.kv_token_ns * shape.num_kv_tokens
+        )
+        return Ns(max(1, round(total)))
+
+    def copy_ns(self, num_bytes: int, link: str) -> Ns:
+        """Raises InvariantError for a link that nobody described."""
+        found = self.links.get(link)
+        if found is None:
+            raise InvariantError("no such link", link=link, known=sorted(self.links))
+        return Ns(max(1, round(found.latency_ns + found.byte_ns * num_bytes)))
+
+    # ---- fits
+
+    @classmethod
+    def prior(cls) -> "FittedCostModel":
+        """Before any sample: about what a two-core laptop CPU does with a model of 135M parameters.
+
+        Its proportions also fill in what samples leave open.
+        """
+        slopes_ns = (3e5, 3e5, 3e5, 3e5, 4e5, 4e5, 4e5, 4e5, 4e5, 4e5)
+        return cls._from_coefficients(
+            "prior: 135M parameters on a laptop CPU",
+            [6e6, *slopes_ns, 2e4, 6e4, 300.0, 1000.0],
+            {
+                "memory": Link(latency_ns=5_000.0, byte_ns=0.1),
+                "disk": Link(latency_ns=100_000.0, byte_ns=1.0),
+                "tcp": Link(latency_ns=200_000.0, byte_ns=1.0),
+            },
+        )
+
+    @classmethod
+    def fit(
+        cls,
+        samples: Iterable[tuple[StepShape, Ns]],
+        *,
+        name: str = "fitted",
+        prior: "FittedCostModel | None" = None,
+    ) -> "FittedCostModel":
+        """Fit to recorded steps; without any, this is the prior. Links are the prior's."""
+        online = OnlineFit(prior=prior)
+        for shape, elapsed_ns in samples:
+            online.add(shape, elapsed_ns)
+        return online.fit(name)
+
+    def with_link(self, name: str, link: Link) -> "FittedCostModel":
+        return msgspec.structs.replace(self, links={**self.links, name: link})
+
+    def residuals(self, samples: Iterable[tuple[StepShape, Ns]]) -> FitError:
+        """How far the predictions are off. Raises ValueError without samples."""
+        signed = [self.step_ns(shape) / max(1, actual) - 1.0 for shape, actual in samples]
+        if not signed:
+            raise ValueError("no samples to compare with")
+        errors = sorted(map(abs, signed))
+        return FitError(
+            num_samples=len(errors),
+            mean=sum(errors) / len(errors),
+            bias=sum(signed) / len(signed),
+            p50=percentile(errors, 0.5),
+            p90=percentile(errors, 0.9),
+            max=errors[-1],
+        )
+
+    @classmethod
+    def _from_coefficients(
+        cls, name: str, coefficients: list[float], links: dict[str, Link]
+    ) -> "FittedCostModel":
+        first, *slopes, seq, logit_row, pair, kv_token = coefficients
+        rises = (slope * (b - a) for slope, (a, b) in zip(slopes, pairwise(KNOTS), strict=True))
+        return cls(
+            name=name,
+            knot_ns=tuple(accumulate(rises, initial=first)),
+            seq_ns=seq,
+            logit_row_ns=logit_row,
+            attention_pair_ns=pair,
+            kv_token_ns=kv_token,
+            links=links,
+        )
+
+    def _coefficients(self) -> list[float]:
+        slopes = [
+            (end - start) / (b - a)
+            for (start, end), (a, b) in zip(pairwise(self.knot_ns), pairwise(KNOTS), strict=True)
+        ]
+        rest = (self.seq_ns, self.logit_row_ns, self.attention_pair_ns, self.kv_token_ns)
+        return [self.knot_ns[0], *slopes, *rest]
+
+
+class OnlineFit:
+    """Folds recorded steps in one by one, in bounded memory, and fits when asked.
+
+    With `half_life`, a sample counts half after that many more, so that the fit follows a machine
+    that becomes slower or faster.
+    """
+
+    def __init__(
+        self, *, prior: FittedCostModel | None = None, half_life: int | None = None
+    ) -> None:
+        self._prior = prior or FittedCostModel.prior()
+        self._equations = NormalEquations(NUM_STEP_FEATURES)
+        self._half_life = half_life
+        self._num_unfaded = 0
+        self.num_samples = 0
+
+    def add(self, shape: StepShape, elapsed_ns: Ns) -> None:
+        self._equations.add(_features(shape), max(1, elapsed_ns))
+        self.num_samples += 1
+        self._num_unfaded += 1
+        # Fading costs as much as a sample; an eighth of the half-life is smooth enough.
+        if self._half_life is not None and self._num_unfaded * 8 >= self._half_life:
+            self._equations.fade(0.5 ** (self._num_unfaded / self._half_life))
+            self._num_unfaded = 0
+
+    def fit(self, name: str = "fitted online") -> FittedCostModel:
+        if not self.num_samples:
+            return self._prior
+        # A cost of 0 has no proportion that samples could scale.
+        prior = [max(cost, 1e-6) for cost in self._prior._coefficients()]
+        coefficients = self._equations.solve(prior, SLOPES)
+        return FittedCostModel._from_coefficients(name, coefficients, self._prior.links)
+
+
+def _features(shape: StepShape) -> list[float]:
+    """1, the tokens within each interval of knots, and the counts: the factors of `_coefficients`."""
+    n = max(shape.num_tokens, 1)
+    last = KNOTS[-2]
+    within = [float(min(max(n - a, 0), b - a)) for a, b in pairwise(KNOTS[:-1])]
+    return [
+        1.0,
+        *within,
+        float(max(n - last, 0)),
+        float(shape.num_seqs),
+        float(shape.num_logit_rows),
+        float(shape.num_attention_pairs),
+        float(shape.num_kv_tokens),
+    ]
