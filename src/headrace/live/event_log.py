@@ -74,19 +74,20 @@ class EventLogReader:
             raise ConfigError(
                 f"cannot open the event log: {error.strerror}", path=str(path)
             ) from error
-        self.header = self._read_header(path)
+        try:
+            self.header = self._read_header(path)
+        except ConfigError:
+            self.close()
+            raise
 
     def _read_header(self, path: Path) -> LogHeader:
-        data = self._read()
         try:
-            if data is not None:
-                header = msgspec.msgpack.decode(data, type=LogHeader)
-                if header.format == FORMAT:
-                    return header
+            header = msgspec.msgpack.decode(self._read() or b"", type=LogHeader)
         except msgspec.DecodeError:
-            pass  # reported with all other ways of not being a log
-        self.close()
-        raise ConfigError(f"not an event log of format {FORMAT}", path=str(path))
+            header = None
+        if header is None or header.format != FORMAT:
+            raise ConfigError(f"not an event log of format {FORMAT}", path=str(path))
+        return header
 
     def __iter__(self) -> Iterator[Frame]:
         while (data := self._read()) is not None:
