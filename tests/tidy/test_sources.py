@@ -164,9 +164,3 @@ def test_no_large_files() -> None:
         name(path): path.stat().st_size for path in files() if path.stat().st_size > MAX_BLOB_BYTES
     }
     assert {n: size for n, size in large.items() if not n.endswith(".so")} == {}
-
-
-def test_test_files_have_names_of_their_own() -> None:
-    tests = [path for path in files(ROOT / "tests") if path.name.startswith("test_")]
-    names = [path.name for path in tests]
-    assert sorted(n for n in set(names) if names.count(n) > 1) == []

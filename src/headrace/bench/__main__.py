@@ -23,7 +23,11 @@ from headrace.bench.results import Results, show
 from headrace.bench.scheduler import measure_all
 from headrace.bench.server import served_model, serving
 from headrace.core.base.errors import HeadraceError
-from headrace.models.text.files import load_tokenizer
+from headrace.models.gguf import GgufFile
+from headrace.models.hub import ensure_default_model
+from headrace.models.safetensors import SafetensorsFolder
+from headrace.models.text.tokenizer import Tokenizer
+from headrace.models.text.vocabulary import tokenizer_from_folder, tokenizer_from_gguf
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -48,6 +52,13 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     return asked
 
 
+def tokenizer_of(path: Path) -> Tokenizer:
+    """The tokenizer of a GGUF file or a safetensors folder; the weights stay where they are."""
+    if path.is_dir():
+        return tokenizer_from_folder(SafetensorsFolder(path))
+    return tokenizer_from_gguf(path, GgufFile(path).metadata)
+
+
 async def run_loads(
     target: Target, encode: Encode, names: list[str], seed: int
 ) -> list[LoadReport]:
@@ -59,7 +70,7 @@ async def run_loads(
 def measure_loads(asked: argparse.Namespace, url: str) -> list[LoadReport]:
     extra: dict[str, Any] = msgspec.json.decode(asked.extra)
     target = Target(url, asked.model or served_model(url), extra)
-    encode = load_tokenizer(asked.tokenizer).encode
+    encode = tokenizer_of(asked.tokenizer or ensure_default_model()).encode
     return asyncio.run(run_loads(target, encode, asked.load or [*LOADS], asked.seed))
 
 
