@@ -1,6 +1,8 @@
-"""A model that is a formula, behind the real engine: every layer of the server runs, and every answer is known.
+"""A model that is a formula, behind the real engine: every layer of the server runs, and every
+answer is known.
 
-The next token depends on the token before it, on its position, on the seed and on the choice: not on any schedule.
+The next token depends on the token before it, on its position, on the seed and on the choice: not
+on any schedule.
 """
 
 import threading

@@ -3,14 +3,15 @@
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, cast
-
-from starlette.applications import Starlette
+from typing import TYPE_CHECKING, Any, cast
 
 from headrace.core.config.schema import ServerConfig, TelemetryConfig
 from headrace.server.app import create_app
 from headrace.server.run import HttpServer
 from headrace.server.service import Service
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
 
 
 class RunningServer:

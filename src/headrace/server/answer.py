@@ -38,8 +38,10 @@ class Answer:
     def token_ids(self, token_ids: Sequence[int]) -> list[int] | UnsetType:
         return optional(self.show_token_ids, token_ids)
 
-    def chunk_usage(self) -> Usage | None | UnsetType:
-        """The usage field of a chunk: absent unless asked for, null until the end unless asked for all along."""
+    def chunk_usage(self) -> Usage | UnsetType | None:
+        """The usage field of a chunk: absent unless asked for, null until the end unless asked for
+        all along.
+        """
         if self.continuous_usage:
             return self.tally.usage()
         return None if self.include_usage else UNSET

@@ -53,7 +53,9 @@ def create_app(
 
 
 class Front:
-    """Outermost: every request gets an id, an answer whatever went wrong, a log line and its place in the counts."""
+    """Outermost: every request gets an id, an answer whatever went wrong, a log line and its place
+    in the counts.
+    """
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app = app

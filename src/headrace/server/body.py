@@ -1,4 +1,6 @@
-"""From the bytes of a request to a typed body: size, content type, strict JSON, errors that name the field."""
+"""From the bytes of a request to a typed body: size, content type, strict JSON, errors that name
+the field.
+"""
 
 import asyncio
 import re
@@ -29,7 +31,9 @@ Body = TypeVar("Body", bound=GenerationRequest)
 async def read_body(
     headers: Headers, receive: Receive, limit_bytes: int, timeout_s: float = BODY_TIMEOUT_S
 ) -> bytes:
-    """The whole body, never more than the limit in memory. Raises RequestError 408, 413 or 415, or ClientGone."""
+    """The whole body, never more than the limit in memory. Raises RequestError 408, 413 or 415, or
+    ClientGone.
+    """
     _check_content_type(headers)
     declared = headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > limit_bytes:
@@ -60,7 +64,7 @@ async def _receive_all(receive: Receive, limit_bytes: int) -> bytes:
 
 
 def decode_body(body: bytes, kind: type[Body]) -> tuple[Body, list[str]]:
-    """The typed body, and the names of the fields that it does not know (at most 16, safe to show)."""
+    """The typed body, and the names of fields that it does not know (at most 16, safe to show)."""
     if body.startswith(_BOM):
         raise _malformed("the body begins with a byte order mark; send plain UTF-8")
     try:

@@ -23,7 +23,9 @@ from headrace.server.wire import (
 
 
 class ChatStream:
-    """Writes chunks: first the role of each choice, then its text, then how it ended, then the usage."""
+    """Writes chunks: first the role of each choice, then its text, then how it ended, then the
+    usage.
+    """
 
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
@@ -67,7 +69,7 @@ class ChatStream:
     def _envelope(
         self,
         choices: list[ChatChunkChoice],
-        usage: Usage | None | UnsetType,
+        usage: Usage | UnsetType | None,
         prompt_ids: list[int] | UnsetType,
     ) -> ChatChunk:
         answer = self._answer

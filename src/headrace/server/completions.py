@@ -63,7 +63,9 @@ class _Choices:
 
 
 class CompletionStream:
-    """Writes chunks: the echoed prompt where asked, then text, then how the choice ended, then the usage."""
+    """Writes chunks: the echoed prompt where asked, then text, then how the choice ended, then the
+    usage.
+    """
 
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
@@ -73,7 +75,8 @@ class CompletionStream:
     def add(self, prompt_index: int, delta: ChoiceDelta) -> bytes:
         index, choice = self._choices.of(prompt_index, delta)
         events = b""
-        # A delta without tokens and end only brings log probabilities of the prompt; they go out together.
+        # A delta without tokens and end only brings log probabilities of the prompt; they go out
+        # together.
         if index not in self._begun and (delta.token_ids or delta.text or delta.finish):
             self._begun.add(index)
             events += self._begin(index, choice)
@@ -157,7 +160,7 @@ class CompletionWhole:
 
 
 def _envelope(
-    answer: Answer, choices: list[CompletionChoice], usage: Usage | None | UnsetType
+    answer: Answer, choices: list[CompletionChoice], usage: Usage | UnsetType | None
 ) -> Completion:
     return Completion(
         id=answer.id,

@@ -1,13 +1,14 @@
 """An HTTP connection as uvicorn keeps it, with the limits that uvicorn leaves to a proxy.
 
-What uvicorn gives: bodies are read only as fast as the application takes them, writing stops at 64 KiB unsent, and an
-idle connection is closed after the keep-alive time. What is added here:
+What uvicorn gives: bodies are read only as fast as the application takes them, writing stops at 64
+KiB unsent, and an idle connection is closed after the keep-alive time. What is added here:
 
 - a request line and headers may be 32 KiB together (431);
 - they must arrive within 10 s, also when they come byte by byte (the connection is closed);
 - pipelined requests wait in a short queue, and a client that leaves is noticed by all of them;
 - a client may send on no more than 16 MiB after its answer is complete;
-- the application may break the connection at once (`headrace.abort`), which closing it cannot where bytes are unsent.
+- the application may break the connection at once (`headrace.abort`), which closing it cannot where
+  bytes are unsent.
 """
 
 import asyncio
@@ -56,7 +57,8 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._forget_head_timer()
         super().connection_lost(exc)
-        # uvicorn tells only the latest request; one that still runs before pipelined ones must know as well.
+        # uvicorn tells only the latest request; one that still runs before pipelined ones must know
+        # as well.
         for cycle in self._under_way:
             if not cycle.response_complete:
                 cycle.disconnected = True

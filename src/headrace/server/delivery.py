@@ -1,7 +1,8 @@
 """The bytes of one answer on their way to one client.
 
-A task reads the source as fast as it makes bytes; the response takes them as fast as the client reads. What lies
-between is joined and bounded, so a slow reader costs no more than its bound and never holds back another request.
+A task reads the source as fast as it makes bytes; the response takes them as fast as the client
+reads. What lies between is joined and bounded, so a slow reader costs no more than its bound and
+never holds back another request.
 """
 
 import asyncio
@@ -16,10 +17,11 @@ class SlowReader(HeadraceError):
 
 
 class Delivery:
-    """Owns a task that runs `source`; `aclose` ends it and, with it, everything that the source holds.
+    """Owns a task that runs `source`; `aclose` ends it and, with it, everything that the source
+    holds.
 
-    An error of the source before `commit` is raised to whoever waits; afterwards it becomes `error_bytes(error)`, the
-    last bytes. Belongs to one event loop.
+    An error of the source before `commit` is raised to whoever waits; afterwards it becomes
+    `error_bytes(error)`, the last bytes. Belongs to one event loop.
     """
 
     def __init__(
@@ -30,7 +32,9 @@ class Delivery:
         error_bytes: Callable[[BaseException], bytes],
         cut: Callable[[], None],
     ) -> None:
-        """`limit_bytes` None = unbounded (an answer sent whole); `cut` breaks the connection of a slow reader."""
+        """`limit_bytes` None = unbounded (an answer sent whole); `cut` breaks the connection of a
+        slow reader.
+        """
         self._limit_bytes = limit_bytes
         self._error_bytes = error_bytes
         self._cut = cut
@@ -54,7 +58,9 @@ class Delivery:
         return self._is_done
 
     async def first(self, timeout_s: float | None) -> None:
-        """Return when there are bytes, when the source has ended, or after the timeout. Raises the source's error."""
+        """Return when there are bytes, when the source has ended, or after the timeout. Raises the
+        source's error.
+        """
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while not (self._pending or self._is_done):

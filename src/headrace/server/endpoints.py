@@ -171,10 +171,11 @@ async def deliver(
     receive: Receive,
     send: Send,
 ) -> None:
-    """Send what the source makes, as it comes or whole; whatever happens, the source has ended by the end.
+    """Send what the source makes, as it comes or whole; whatever happens, the source has ended by
+    the end.
 
-    The status is decided by the first bytes: until they come, or the first keep-alive is due, an error is an HTTP
-    error.
+    The status is decided by the first bytes: until they come, or the first keep-alive is due, an
+    error is an HTTP error.
     """
     is_stream = bool(request.stream)
     exchange.is_stream = is_stream

@@ -1,4 +1,6 @@
-"""What a client is told when something went wrong: OpenAI's error object, and nothing of our insides."""
+"""What a client is told when something went wrong: OpenAI's error object, and nothing of our
+insides.
+"""
 
 import math
 from dataclasses import dataclass

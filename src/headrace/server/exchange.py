@@ -1,4 +1,4 @@
-"""One HTTP request and its answer: its id, what is remembered of it, and the line that is logged."""
+"""One HTTP request and its answer: its id, what is remembered of it, and its line in the log."""
 
 import logging
 import re
@@ -63,7 +63,7 @@ class Exchange:
         return noted
 
     def abort(self) -> None:
-        """Break the connection, unsent bytes and all. Without the extension the response just ends."""
+        """Break the connection, unsent bytes and all; without the extension, do nothing."""
         abort = self.scope.get("extensions", {}).get(ABORT)
         if abort is not None:
             abort()

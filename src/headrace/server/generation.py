@@ -1,7 +1,7 @@
 """Runs the prompts of one request and hands their deltas to a writer.
 
-A writer turns deltas into bytes: one event after another, or a single body at the end. This is the only difference
-between a streamed answer and a whole one.
+A writer turns deltas into bytes: one event after another, or a single body at the end. This is the
+only difference between a streamed answer and a whole one.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ class Writer(Protocol):
 
 @dataclass(slots=True)
 class Tally:
-    """Tokens of a request, counted as they come. A prompt counts once, however many choices it has."""
+    """Tokens of a request, counted as they come; a prompt once, however many choices it has."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -61,7 +61,9 @@ async def write(
 ) -> AsyncGenerator[bytes, None]:
     """Bytes of the answer. Closing the generator cancels all that still runs.
 
-    `discard_output`: the client wants no token at all (only its prompt scored), which the engine serves as one. Raises what the engine refuses with, and an error where a sequence did not end by itself.
+    `discard_output`: the client wants no token at all (only its prompt scored), which the engine
+    serves as one. Raises what the engine refuses with, and an error where a sequence did not end by
+    itself.
     """
     async with aclosing(_deltas(engine, requests)) as deltas:
         async for prompt_index, delta in deltas:

@@ -1,7 +1,8 @@
 """/metrics in Prometheus form: this program's own names, and those that dashboards for vLLM know.
 
-What happens is counted on the engine thread from the same events and effects that the telemetry folds; what is (queue
-lengths, blocks) is asked of the engine when Prometheus asks. Labels have closed sets of values.
+What happens is counted on the engine thread from the same events and effects that the telemetry
+folds; what is (queue lengths, blocks) is asked of the engine when Prometheus asks. Labels have
+closed sets of values.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -54,7 +55,9 @@ _METHODS = frozenset({"GET", "HEAD", "POST", "OPTIONS", "PUT", "PATCH", "DELETE"
 
 
 class Metrics:
-    """Counts of one server, in a registry of its own. `attach` connects it with the engine, whose thread counts."""
+    """Counts of one server, in a registry of its own. `attach` connects it with the engine, whose
+    thread counts.
+    """
 
     def __init__(self, telemetry: TelemetryConfig) -> None:
         self._own = CollectorRegistry()
@@ -144,7 +147,10 @@ class _View(Collector):
     """What `generate_latest` reads: families that are made when asked for."""
 
     def __init__(self, families: Callable[[], Iterator[Metric]]) -> None:
-        self.collect = families  # type: ignore[method-assign]
+        self._families = families
+
+    def collect(self) -> Iterator[Metric]:
+        return self._families()
 
 
 def _gauge(name: str, help: str, value: float) -> Metric:

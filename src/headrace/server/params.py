@@ -1,6 +1,7 @@
 """From a typed body to what the text engine is asked.
 
-Decides defaults, and the limits that are the server's own; the bounds of sampling numbers are the text engine's.
+Decides defaults, and the limits that are the server's own; the bounds of sampling numbers are the
+text engine's.
 """
 
 import math
@@ -102,7 +103,9 @@ def sampling_params(
     logprobs: int | None,
     prompt_logprobs: int | None,
 ) -> SamplingParams:
-    """Absent fields take the defaults of SamplingParams; an absent seed is drawn from the system's entropy."""
+    """Absent fields take the defaults of SamplingParams; an absent seed is drawn from the system's
+    entropy.
+    """
     given = {
         name: value
         for name in (

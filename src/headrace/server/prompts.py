@@ -1,6 +1,7 @@
 """From what a client wrote to prompt tokens: prompt forms, chat messages, template, tokeniser.
 
-Rendering and tokenising take time in proportion to the text, so long ones run in a small thread pool beside the loop.
+Rendering and tokenising take time in proportion to the text, so long ones run in a small thread
+pool beside the loop.
 """
 
 import asyncio
@@ -100,7 +101,9 @@ class PromptMaker:
 
 
 def prompt_forms(request: CompletionRequest) -> list[str | list[int]]:
-    """The prompts of a completion request: text, several texts, token ids, or several lists of token ids."""
+    """The prompts of a completion request: text, several texts, token ids, or several lists of
+    token ids.
+    """
     match request.prompt:
         case str(text):
             return [text]

@@ -1,7 +1,8 @@
 """Runs the application: binds, serves, and stops so that nobody is cut off who can be helped.
 
-SIGTERM or SIGINT closes the door at once (`/ready` 503, new requests 503 with Retry-After); answers under way finish
-within the drain time, those that do not end with an error. A second signal stops at once.
+SIGTERM or SIGINT closes the door at once (`/ready` 503, new requests 503 with Retry-After); answers
+under way finish within the drain time, those that do not end with an error. A second signal stops
+at once.
 """
 
 import asyncio
@@ -71,11 +72,12 @@ def run_server(
     on_ready: Callable[[str], None] | None = None,
     boot: "Callable[[], Booted] | None" = None,
 ) -> None:
-    """Serve until told to stop, and return when all is sent. ConfigError where the port cannot be had.
+    """Serve until told to stop, and return when all is sent. ConfigError where the port cannot be
+    had.
 
-    `listener` is a socket from `bind`, which this takes over; None binds config.host and config.port. `on_ready` is
-    told the URL when requests are accepted. `boot` loads the model while the server already answers `/health` and
-    `/ready`; what it raises is raised here.
+    `listener` is a socket from `bind`, which this takes over; None binds config.host and
+    config.port. `on_ready` is told the URL when requests are accepted. `boot` loads the model while
+    the server already answers `/health` and `/ready`; what it raises is raised here.
     """
     HttpServer(app, config, listener=listener).run(on_ready=on_ready, boot=boot)
 
@@ -165,7 +167,7 @@ class _Uvicorn(uvicorn.Server):
         self._on_stop = on_stop
 
     @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:  # type: ignore[override]
+    def capture_signals(self) -> Iterator[None]:
         if threading.current_thread() is not threading.main_thread():
             yield
             return

@@ -1,7 +1,7 @@
 """What the routes share: the door, the model behind it, and the answers under way.
 
-Decides who may come in now. While the model loads, while the server drains and after the engine has failed, that is
-nobody.
+Decides who may come in now. While the model loads, while the server drains and after the engine has
+failed, that is nobody.
 """
 
 import asyncio
@@ -118,7 +118,7 @@ class Service:
         self._is_idle.clear()
 
     async def end(self, delivery: Delivery) -> None:
-        """Let go of an answer, sent or not. The engine has been told before this returns."""
+        """Let go of an answer, sent or not; the engine has been told before this returns."""
         await delivery.aclose()
         self._deliveries.discard(delivery)
         if not self._deliveries:
@@ -132,7 +132,8 @@ class Service:
         self._is_draining = True
 
     async def drain(self, timeout_s: float) -> bool:
-        """Close the door, wait for the answers under way, then end those that are left with an error.
+        """Close the door, wait for the answers under way, then end those that are left with an
+        error.
 
         Returns whether all could finish.
         """

@@ -1,7 +1,8 @@
-"""Server-sent events as OpenAI frames them: `data: {json}` and an empty line, `[DONE]` once at the end.
+"""Server-sent events as OpenAI frames them: `data: {json}` and an empty line, `[DONE]` once at the
+end.
 
-An error after the start is an event whose object has an `error`, and nothing follows it: a stream without `[DONE]` is
-not a whole answer.
+An error after the start is an event whose object has an `error`, and nothing follows it: a stream
+without `[DONE]` is not a whole answer.
 """
 
 import msgspec
@@ -17,7 +18,7 @@ DONE = b"data: [DONE]\n\n"
 _encoder = msgspec.json.Encoder()
 
 # The library would cut all streams as soon as the process is told to stop; `run` lets them finish.
-AppStatus.disable_automatic_graceful_drain()
+AppStatus.enable_automatic_graceful_drain = False
 
 
 def event(chunk: msgspec.Struct) -> bytes:
@@ -29,7 +30,9 @@ def error_event(error: BaseException) -> bytes:
 
 
 def stream_response(delivery: Delivery, keep_alive_s: float = KEEP_ALIVE_S) -> EventSourceResponse:
-    """Sends the bytes of a delivery, with a comment now and then so that proxies keep the connection."""
+    """Sends the bytes of a delivery, with a comment now and then so that proxies keep the
+    connection.
+    """
     return EventSourceResponse(
         aiter(delivery),
         headers={"cache-control": "no-cache"},

@@ -19,7 +19,9 @@ MIN_LOGPROB = -9999.0
 
 
 class TokenStrings:
-    """What a token is called: its text where it is whole characters, else its bytes, as OpenAI writes them."""
+    """What a token is called: its text where it is whole characters, else its bytes, as OpenAI
+    writes them.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -35,7 +37,9 @@ class TokenStrings:
         return self._tokenizer.token_bytes(token_id)
 
     def is_skipped(self, token_id: int) -> bool:
-        """Whether a token adds nothing to a text without special tokens (end of text, role markers)."""
+        """Whether a token adds nothing to a text without special tokens (end of text, role
+        markers).
+        """
         return not self._tokenizer.bytes_of([token_id], skip_special=True)
 
     def _name(self, token_id: int) -> str:
@@ -47,7 +51,9 @@ class TokenStrings:
 
 
 class TextOffsets:
-    """Where each token begins in the text, in characters. A token within a character begins where that does."""
+    """Where each token begins in the text, in characters. A token within a character begins where
+    that does.
+    """
 
     def __init__(self, tokens: TokenStrings, start: int, *, skip_special: bool) -> None:
         self._tokens = tokens

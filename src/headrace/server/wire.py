@@ -1,7 +1,7 @@
 """The OpenAI dialect as types: what a body may hold and what an answer holds.
 
-Requests are decoded strictly (no coercion); absent and null mean the same. Bounds are not here: those of numbers are
-checked by the text engine, those of the server's own limits in `params`.
+Requests are decoded strictly (no coercion); absent and null mean the same. Bounds are not here:
+those of numbers are checked by the text engine, those of the server's own limits in `params`.
 """
 
 from typing import Any
@@ -86,8 +86,8 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-# Fields that would change the answer. Ignoring one would answer a different question, so a value that asks for
-# anything is refused; absent, null, false and empty are the same as not asking.
+# Fields that would change the answer. Ignoring one would answer a different question, so a value
+# that asks for anything is refused; absent, null, false and empty are the same as not asking.
 REFUSED_FIELDS = frozenset(
     {
         "allowed_token_ids",
@@ -184,7 +184,7 @@ class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
     delta: ChatDelta
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
-    stop_reason: str | int | None | UnsetType = UNSET
+    stop_reason: str | int | UnsetType | None = UNSET
     token_ids: list[int] | UnsetType = UNSET
 
 
@@ -193,7 +193,7 @@ class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     logprobs: CompletionLogprobs | None = None
     finish_reason: str | None = None
-    stop_reason: str | int | None | UnsetType = UNSET
+    stop_reason: str | int | UnsetType | None = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
@@ -218,7 +218,7 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     system_fingerprint: str
     choices: list[ChatChunkChoice]
-    usage: Usage | None | UnsetType = UNSET
+    usage: Usage | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 
@@ -231,7 +231,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     system_fingerprint: str
     choices: list[CompletionChoice]
-    usage: Usage | None | UnsetType = UNSET
+    usage: Usage | UnsetType | None = UNSET
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
