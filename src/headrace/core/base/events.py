@@ -52,6 +52,8 @@ class StartStep(msgspec.Struct, frozen=True, tag=True):
 class StartCopy(msgspec.Struct, frozen=True, tag=True):
     copy_id: int
     copies: tuple[BlockCopy, ...]
+    seq_id: SeqId | None = None  # the sequence that waits for it
+    is_handoff: bool = False  # KV comes from another worker, not from a tier of this one
 
 
 class Admitted(msgspec.Struct, frozen=True, tag=True):

@@ -220,7 +220,7 @@ class OnlineFit:
 
 
 def _features(shape: StepShape) -> list[float]:
-    """1, the tokens within each interval of knots, and the counts: the factors of `_coefficients`."""
+    """The factors of `_coefficients`: 1, the tokens within each interval of knots, the counts."""
     n = max(shape.num_tokens, 1)
     last = KNOTS[-2]
     within = [float(min(max(n - a, 0), b - a)) for a, b in pairwise(KNOTS[:-1])]
