@@ -50,6 +50,9 @@ _log = logging.getLogger(__name__)
 Sink = Callable[[EngineEffect], None]
 Observer = Callable[[Ns, EngineEvent, Sequence[EngineEffect]], None]
 
+# An idle engine checks itself once, but not in the way of a request that follows at once.
+IDLE_CHECK_AFTER_S = 0.25
+
 RETRY_AFTER_S = 5.0  # what a client is told that comes while the engine drains or has failed
 
 
@@ -116,6 +119,7 @@ class LiveEngine:
         self._is_step_running = False
         self._is_refusing = False
         self._is_ending = False
+        self._is_check_due = False
         self._drains: list[Future[None]] = []
         self._thread = threading.Thread(target=self._run, name="headrace-engine", daemon=True)
         self._thread.start()
@@ -220,6 +224,7 @@ class LiveEngine:
             try:
                 self._receive(self._inbox.get(timeout=self._timeout_s()))
             except queue.Empty:
+                self._check_idle()
                 continue
             if not self._sinks:
                 for waiting in self._drains:
@@ -243,10 +248,12 @@ class LiveEngine:
                 self._handle(message)
 
     def _timeout_s(self) -> float | None:
-        """Seconds until the next timer, at most an hour; None = no timer."""
-        if not self._timers:
-            return None
-        return min(3600.0, max(0, self._timers[0][0] - time.monotonic_ns()) / NS_PER_S)
+        """Seconds until there is something to do without a message; None = never."""
+        timeout_s = IDLE_CHECK_AFTER_S if self._is_check_due else None
+        if self._timers:
+            due_s = max(0, self._timers[0][0] - time.monotonic_ns()) / NS_PER_S
+            timeout_s = min(due_s, timeout_s or 3600.0)
+        return timeout_s
 
     def _tick(self) -> Ns:
         # Strictly increasing, so that a simulation of the log meets the events in this order too.
@@ -299,7 +306,6 @@ class LiveEngine:
             self._fail(now, event, error)
 
     def _turn(self, now: Ns, event: EngineEvent) -> None:
-        was_busy = bool(self._sinks) or self._is_step_running
         if isinstance(event, StepDone | StepFailed):
             self._is_step_running = False
         effects: Sequence[EngineEffect] = ()
@@ -311,8 +317,10 @@ class LiveEngine:
             self._record(now, event, effects)
         self._stats = self._core.stats()
         self._tell(now, event, effects)
-        if was_busy and not (self._sinks or self._is_step_running):
-            self._check_idle()
+        is_idle = not (self._sinks or self._is_step_running)
+        if is_idle and self._event_log is not None:
+            self._event_log.flush()
+        self._is_check_due = is_idle
 
     def _carry_out(self, effects: Sequence[EngineEffect]) -> None:
         for effect in effects:
@@ -336,12 +344,16 @@ class LiveEngine:
 
     def _check_idle(self) -> None:
         """The conservation law: when nobody is served, nothing is held."""
-        self._core.check()
-        stats = self._stats
-        if stats.num_running or stats.num_waiting or stats.num_pinned_blocks:
-            raise InvariantError("idle engine holds something", stats=stats)
-        if self._event_log is not None:
-            self._event_log.flush()
+        if not self._is_check_due or self._failure:
+            return
+        self._is_check_due = False
+        try:
+            self._core.check()
+            stats = self._stats
+            if stats.num_running or stats.num_waiting or stats.num_pinned_blocks:
+                raise InvariantError("idle engine holds something", stats=stats)
+        except Exception as error:
+            self._fail(self._tick(), Arrive(()), error)
 
     def _record(self, now: Ns, event: EngineEvent, effects: Sequence[EngineEffect]) -> None:
         if self._event_log is None:
