@@ -15,17 +15,23 @@ def setting(
     low: float | None = None,
     high: float | None = None,
     choices: tuple[str, ...] = (),
+    flag: str = "",
 ) -> Any:
-    """A field with its help line and limits (inclusive)."""
+    """A field with its help line, its limits (inclusive), and its flag unless that is its name."""
     return field(
-        default=default, metadata={"help": help, "low": low, "high": high, "choices": choices}
+        default=default,
+        metadata={"help": help, "low": low, "high": high, "choices": choices, "flag": flag},
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    path: str = setting("", "GGUF file, safetensors folder or hub id; empty = the default model")
-    name: str = setting("", "name that clients use; empty = derived from the file")
+    path: str = setting(
+        "", "GGUF file, safetensors folder or hub id; empty = the default model", flag="--model"
+    )
+    name: str = setting(
+        "", "name that clients use; empty = derived from the file", flag="--model-name"
+    )
     max_model_len: int = setting(
         0,
         "most tokens of one sequence, prompt and output; 0 = the model's own limit",
@@ -56,7 +62,11 @@ class DeviceConfig:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvConfig:
     memory_bytes: int = setting(
-        0, "size of the KV pool in bytes; 0 = chosen from free memory", low=0
+        0,
+        "size of the KV pool, as 1073741824 or 1GiB; 0 = chosen from free memory",
+        low=0,
+        high=1 << 50,
+        flag="--kv-memory",
     )
     prefix_cache: bool = setting(True, "keep finished blocks and share equal prefixes")
 
@@ -121,6 +131,11 @@ class TelemetryConfig:
     event_log: str = setting("", "file that records events and effects for replay; empty = off")
     slo_ttft_ms: float = setting(500.0, "TTFT limit of a request that states none", low=0, high=1e9)
     slo_itl_ms: float = setting(50.0, "ITL limit of a request that states none", low=0, high=1e9)
+    log_level: str = setting(
+        "warning",
+        "least serious line that is logged to standard error; info = one line for every request",
+        choices=("debug", "info", "warning", "error"),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
