@@ -20,7 +20,20 @@ LONG_MODULES: dict[str, str] = {}
 LONG_FUNCTIONS: dict[str, str] = {}
 
 SKIPPED_FOLDERS = {"build", "dist", "models", "__pycache__"}
-TEXT_SUFFIXES = {".py", ".md", ".toml", ".cpp", ".h", ".hpp", ".txt", ".cmake", ".yml", ".yaml", ""}
+TEXT_SUFFIXES = {
+    ".py",
+    ".md",
+    ".toml",
+    ".cpp",
+    ".h",
+    ".hpp",
+    ".inl",
+    ".txt",
+    ".cmake",
+    ".yml",
+    ".yaml",
+    "",
+}
 
 # Spelled in pieces so that this file passes its own test.
 UNFINISHED = re.compile(r"\b(" + "|".join(("TO" + "DO", "FIX" + "ME", "XX" + "X")) + r")\b")
@@ -69,7 +82,7 @@ def test_modules_are_short() -> None:
     lengths = {
         name(path): path.read_text().count("\n")
         for path in files()
-        if path.suffix in {".py", ".cpp", ".h", ".hpp"}
+        if path.suffix in {".py", ".cpp", ".h", ".hpp", ".inl"}
     }
     long = {n: length for n, length in lengths.items() if length > MAX_MODULE_LINES}
     assert long.keys() - LONG_MODULES.keys() == set(), long

@@ -24,7 +24,7 @@ def test_the_wheel_holds_the_package_and_its_native_part(tmp_path: Path) -> None
     assert len(natives) == 1
     assert natives[0].startswith("headrace/ops/native/_native.")
     assert any(name.endswith("/licenses/LICENSE") for name in names)
-    assert not [name for name in names if name.endswith((".cpp", ".h", ".hpp", ".pyc"))]
+    assert not [name for name in names if name.endswith((".cpp", ".h", ".hpp", ".inl", ".pyc"))]
     sources = {p.relative_to(ROOT / "src").as_posix() for p in ROOT.glob("src/headrace/**/*.py")}
     assert sources <= set(names)
     assert wheel.stat().st_size < 4 << 20
