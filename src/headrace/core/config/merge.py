@@ -3,7 +3,7 @@
 Decides which of several values counts; refuses to know how a source is read.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from typing import Any, NamedTuple
@@ -50,8 +50,26 @@ def merge(layers: Sequence[Layer]) -> Merged:
             except ValueError as error:
                 faults.append(f"{key} {error} ({layer.source})")
     if faults:
-        raise fault_error(faults)
+        raise ConfigError(
+            faults[0]
+            if len(faults) == 1
+            else "\n".join([f"{len(faults)} settings are wrong", *faults])
+        )
     return Merged(config_of(values), sources)
+
+
+def from_settings(values: Mapping[str, Any]) -> Config:
+    """A Config from fields by their names alone, as a caller in Python gives them."""
+    keys = {setting.name: key for key, setting in SETTINGS.items()}
+    layers = []
+    for name, raw in values.items():
+        if name in keys:
+            section, _, _ = keys[name].partition(".")
+            layers.append(Layer("argument", {section: {name: raw}}))
+        else:
+            hint = did_you_mean(name, list(keys))
+            layers.append(Layer("argument", {}, [f"unknown setting {name} (argument){hint}"]))
+    return merge(layers).config
 
 
 def config_of(values: Mapping[str, object]) -> Config:
@@ -76,55 +94,37 @@ def values_of(config: Config) -> dict[str, object]:
     }
 
 
-def fault_error(faults: Sequence[str]) -> ConfigError:
-    """One error for all faults, a line each."""
-    if len(faults) == 1:
-        return ConfigError(faults[0])
-    return ConfigError("\n".join([f"{len(faults)} settings are wrong", *faults]))
-
-
 def did_you_mean(name: str, names: Sequence[str]) -> str:
     """The end of a message about an unknown name: the known one that is most like it, if any is."""
     close = get_close_matches(name, names, n=1, cutoff=0.6)
     return f"; did you mean {close[0]}?" if close else ""
 
 
-def _flat(layer: Layer, faults: list[str]) -> list[tuple[str, object]]:
-    """The known keys of a layer with their raw values."""
-    found = []
+def _flat(layer: Layer, faults: list[str]) -> Iterator[tuple[str, object]]:
+    """The known keys of a layer with their raw values; what is not known goes to `faults`."""
     for section, content in layer.values.items():
         if section not in SECTIONS:
-            hint = _unknown_section(section, content)
-            faults.append(f"unknown section {section} ({layer.source}){hint}")
+            faults.append(_unknown_section(section, content, layer.source))
         elif not isinstance(content, Mapping):
             faults.append(f"{section} is a section, not a value ({layer.source})")
         else:
             for name, raw in content.items():
                 key = f"{section}.{name}"
                 if key in SETTINGS:
-                    found.append((key, raw))
+                    yield key, raw
                 else:
-                    hint = _unknown_name(section, str(name))
+                    hint = _meant(str(name), key)
                     faults.append(f"unknown setting {key} ({layer.source}){hint}")
-    return found
 
 
-def _unknown_section(section: str, content: object) -> str:
-    """A name at the top level is more often a setting without its section than a section."""
-    if not isinstance(content, Mapping):
-        homes = [key for key, setting in SETTINGS.items() if setting.name == section]
-        if homes:
-            return f"; did you mean {homes[0]}?"
-    return did_you_mean(section, SECTIONS)
+def _unknown_section(name: str, content: object, source: str) -> str:
+    """A value at the top level is a setting without its section."""
+    if isinstance(content, Mapping):
+        return f"unknown section {name} ({source}){did_you_mean(name, SECTIONS)}"
+    return f"unknown setting {name} ({source}){_meant(name, name)}"
 
 
-def _unknown_name(section: str, name: str) -> str:
-    """A name of another section, a name like one of this section, or one like any key."""
-    homes = [key for key, setting in SETTINGS.items() if setting.name == name]
-    if homes:
-        return f"; did you mean {homes[0]}?"
-    here = [setting.name for setting in SETTINGS.values() if setting.section == section]
-    close = get_close_matches(name, here, n=1, cutoff=0.6)
-    if close:
-        return f"; did you mean {section}.{close[0]}?"
-    return did_you_mean(f"{section}.{name}", list(SETTINGS))
+def _meant(name: str, key: str) -> str:
+    """The setting of that name in another section, else the one whose key is most like this."""
+    homes = [known for known, setting in SETTINGS.items() if setting.name == name]
+    return f"; did you mean {homes[0]}?" if homes else did_you_mean(key, list(SETTINGS))

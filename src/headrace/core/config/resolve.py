@@ -6,8 +6,9 @@ Decides every value that depends on the machine or the model; refuses to look at
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from headrace.core.base.errors import ConfigError
 from headrace.core.config.ledger import ByteLedger, KvPlan, plan_kv
-from headrace.core.config.merge import config_of, fault_error, values_of
+from headrace.core.config.merge import config_of, values_of
 from headrace.core.config.schema import Config
 
 
@@ -77,11 +78,9 @@ def resolve(config: Config, machine: MachineFacts, model: ModelFacts | None = No
 
 def _plan_kv(config: Config, machine: MachineFacts, model: ModelFacts) -> KvPlan:
     if config.model.max_model_len > model.max_model_len:
-        raise fault_error(
-            [
-                f"model.max_model_len is {config.model.max_model_len},"
-                f" the model allows {model.max_model_len}"
-            ]
+        raise ConfigError(
+            f"model.max_model_len is {config.model.max_model_len}, the model allows"
+            f" {model.max_model_len}"
         )
     return plan_kv(
         ByteLedger(
