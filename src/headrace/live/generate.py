@@ -8,6 +8,7 @@ waits for text.
 import asyncio
 import queue
 import threading
+import time
 from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -47,7 +48,7 @@ class GenerateRequest:
     salt: str = ""
     slo: Slo = field(default_factory=Slo)
     deadline_ns: Ns | None = None
-    arrived_ns: Ns
+    arrived_ns: Ns = field(default_factory=lambda: Ns(time.monotonic_ns()))
     # False: nobody asked for params.max_tokens, so it is cut to what fits instead of being refused.
     is_max_tokens_explicit: bool = True
 

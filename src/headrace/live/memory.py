@@ -1,36 +1,41 @@
 """How much memory this process may still take."""
 
 import os
-import sys
 from pathlib import Path
 
 _CGROUP = Path("/sys/fs/cgroup")
 
 
 def available_bytes() -> int:
-    """Bytes that can be taken without swapping: what the machine has left, or the container's limit
-    leaves.
+    """Bytes that can be taken without swapping: what the machine, or its container's limit, has
+    left.
     """
-    left = [_machine_bytes()]
-    for limit_name, used_name in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-    ):
-        limit, used = _number(_CGROUP / limit_name), _number(_CGROUP / used_name)
-        if limit is not None and used is not None:
-            left.append(max(0, limit - used))
-    return min(left)
+    machine = _machine_bytes()
+    limit = _number(_CGROUP / "memory.max")
+    used = _number(_CGROUP / "memory.current")
+    if limit is None or used is None:
+        return machine
+    # File pages that nobody used lately count as used there, but give way.
+    reclaimable = int(_fields(_CGROUP / "memory.stat", " ").get("inactive_file", "0"))
+    return min(machine, max(0, limit - used + reclaimable))
 
 
 def _machine_bytes() -> int:
+    free = _fields(Path("/proc/meminfo"), ":").get("MemAvailable")
+    if free is not None:
+        return int(free.split()[0]) * 1024
+    # Where nobody says what is free, half of the machine leaves room for others.
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+
+
+def _fields(path: Path, separator: str) -> dict[str, str]:
+    """Lines `name<separator>value` of a file of the kernel; nothing where there is no such file."""
     try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
+        lines = path.read_text().splitlines()
     except OSError:
-        # No way to ask what is free; half of the machine is a guess that leaves room for others.
-        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        return total // 2 if sys.platform != "linux" else total
-    fields = dict(line.split(":", 1) for line in lines if ":" in line)
-    return int(fields["MemAvailable"].split()[0]) * 1024
+        return {}
+    pairs = (line.partition(separator) for line in lines)
+    return {name: value.strip() for name, _, value in pairs}
 
 
 def _number(path: Path) -> int | None:

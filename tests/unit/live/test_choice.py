@@ -12,7 +12,8 @@ from headrace.core.base.types import SeqId
 from headrace.live.choice import Choice, ChoiceDelta
 from headrace.models.text.detokenizer import Detokenizer
 from headrace.models.text.stops import StopMatcher
-from support.byte_tokenizer import BOS, EOS, byte_tokenizer
+from support.fake_engine import IM_END as EOS
+from support.fake_engine import IM_START, byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
 ID = SeqId(0)
@@ -174,8 +175,8 @@ def test_a_stop_token_is_the_reason_and_no_text() -> None:
 
 
 def test_special_tokens_are_text_where_they_are_not_skipped() -> None:
-    assert text_of(feed(choice(), [BOS, 97])) == "a"
-    assert text_of(feed(choice(skip_special=False), [BOS, 97])) == "<s>a"
+    assert text_of(feed(choice(), [IM_START, 97])) == "a"
+    assert text_of(feed(choice(skip_special=False), [IM_START, 97])) == "<|im_start|>a"
 
 
 def test_prompt_log_probabilities_go_out_at_once() -> None:

@@ -19,7 +19,8 @@ from headrace.core.base.types import Ns
 from headrace.live.choice import ChoiceDelta
 from headrace.live.engine import LiveEngine
 from headrace.live.generate import GenerateRequest, TextEngine
-from support.byte_tokenizer import EOS, VOCAB, byte_tokenizer
+from support.fake_engine import IM_END as EOS
+from support.fake_engine import VOCAB_SIZE, byte_tokenizer
 from support.live import WAIT_S, ManualExecutor, live_engine, worker_spec
 
 CONTEXT = 256
@@ -48,11 +49,11 @@ class Script:
 def text_engine(
     *texts: str, is_free: bool = True, num_blocks: int = 64, **scheduler: Any
 ) -> Iterator[tuple[TextEngine, ManualExecutor]]:
-    spec = worker_spec(vocab_size=VOCAB, max_model_len=CONTEXT, num_blocks=num_blocks)
+    spec = worker_spec(vocab_size=VOCAB_SIZE, max_model_len=CONTEXT, num_blocks=num_blocks)
     executor = ManualExecutor(spec, Script(*texts), is_free=is_free)
     with live_engine(executor, **scheduler) as engine:
         yield (
-            TextEngine(engine, byte_tokenizer(), max_model_len=CONTEXT, vocab_size=VOCAB),
+            TextEngine(engine, byte_tokenizer(), max_model_len=CONTEXT, vocab_size=VOCAB_SIZE),
             executor,
         )
 

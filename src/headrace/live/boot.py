@@ -1,0 +1,206 @@
+"""From a configuration to an engine that answers: model, backend, KV pool, executor, engine, text.
+
+What does not fit, is not there or cannot be read is a ConfigError that says what would do.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from headrace.adapters.executors.model import ModelExecutor
+from headrace.adapters.executors.port import Executor
+from headrace.core.base.errors import ConfigError, DeviceError
+from headrace.core.config.ledger import ByteLedger, KvPlan
+from headrace.core.config.resolve import MachineFacts, ModelFacts, Resolution, resolve
+from headrace.core.config.schema import Config, DeviceConfig, SchedulerConfig
+from headrace.core.config.units import format_bytes
+from headrace.core.cost.fitted import FittedCostModel
+from headrace.live.calibrate import calibrate
+from headrace.live.engine import LiveEngine
+from headrace.live.generate import TextEngine
+from headrace.live.machine import machine_facts
+from headrace.models.hub import resolve_model
+from headrace.models.load import LoadedModel, load_model
+from headrace.models.text.template import ChatTemplate
+from headrace.ops.interface import Backend, KvLayout, Model
+
+Progress = Callable[[str, int, int], None]
+"""Called with (what is under way: "fetch" or "load", bytes done, bytes in all)."""
+
+BLOCK_SIZE = 16  # tokens of a KV block
+_ROW_BYTES = (
+    64 << 10
+)  # activations of one token, logits apart: an allowance for models of any family
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Booted:
+    """A model that answers, and what it was made of."""
+
+    name: str  # that clients use
+    config: Config  # nothing in it is open
+    resolution: Resolution
+    kv: KvPlan
+    ledger: ByteLedger
+    loaded: LoadedModel
+    engine: LiveEngine
+    text_engine: TextEngine
+
+    def close(self) -> None:
+        """Cancel what runs and free everything. Idempotent."""
+        self.engine.close()
+
+
+def boot(
+    config: Config, *, on_progress: Progress | None = None, executor: Executor | None = None
+) -> Booted:
+    """Load the model and start its engine.
+
+    `executor` replaces the backend's own, for tests and dry runs; its spec then decides the KV
+    pool. Raises ConfigError.
+    """
+    # Measured before the model takes its share, so that it counts all that there is to give.
+    machine = machine_facts()
+    path = resolve_model(config.model.path, _stage(on_progress, "fetch"))
+    backend = make_backend(config.device)
+    loaded = load_model(
+        path,
+        backend,
+        max_model_len=config.model.max_model_len,
+        on_progress=_stage(on_progress, "load"),
+    )
+    loaded = _with_template(loaded, config.model.chat_template)
+    resolution, kv = _resolve(config, machine, loaded, backend)
+    config = resolution.config
+    if executor is None:
+        executor = _make_executor(config, loaded, backend, kv)
+    engine = _start_engine(config, executor)
+    text_engine = TextEngine(
+        engine,
+        loaded.tokenizer,
+        max_model_len=executor.spec.max_model_len,
+        vocab_size=executor.spec.vocab_size,
+    )
+    return Booted(
+        name=config.model.name,
+        config=config,
+        resolution=resolution,
+        kv=kv,
+        ledger=kv.ledger,
+        loaded=loaded,
+        engine=engine,
+        text_engine=text_engine,
+    )
+
+
+def make_backend(device: DeviceConfig) -> Backend[Any, Any]:
+    """The backend that the configuration names; ConfigError where it is not installed."""
+    if device.backend == "torch":
+        try:
+            from headrace.ops.torch.backend import TorchBackend
+        except ImportError as error:
+            raise ConfigError(
+                f"the torch backend is not installed: {error}",
+                hint='pip install "headrace[torch]", or use the native backend',
+            ) from error
+        return TorchBackend()
+    try:
+        from headrace.ops.native.backend import NativeBackend
+    except ImportError as error:
+        raise ConfigError(
+            f"the native backend is not built: {error}",
+            hint="install headrace from a wheel, or build it here with pip install .",
+        ) from error
+    return NativeBackend(device.threads, device.isa, device.activations)
+
+
+def _stage(on_progress: Progress | None, stage: str) -> Callable[[int, int], None] | None:
+    return None if on_progress is None else partial(on_progress, stage)
+
+
+def _with_template(loaded: LoadedModel, path: str) -> LoadedModel:
+    """The model with the chat template of a file in place of its own."""
+    if not path:
+        return loaded
+    try:
+        source = Path(path).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the chat template: {error}", path=path) from error
+    tokenizer = loaded.tokenizer
+    bos, eos = (
+        "" if token is None else tokenizer.token_text(token)
+        for token in (tokenizer.bos_token_id, tokenizer.named_eos)
+    )
+    template = ChatTemplate(source, bos_token=bos, eos_token=eos)
+    return msgspec.structs.replace(loaded, chat_template=template)
+
+
+def _resolve(
+    config: Config, machine: MachineFacts, loaded: LoadedModel, backend: Backend[Any, Any]
+) -> tuple[Resolution, KvPlan]:
+    model = loaded.model
+    facts = ModelFacts(
+        name=loaded.description.name,
+        max_model_len=model.max_model_len,
+        weight_bytes=backend.weight_bytes(),
+        activation_bytes=_activation_bytes(model, config.scheduler),
+        block_bytes=_block_bytes(model),
+        block_size=BLOCK_SIZE,
+    )
+    resolution = resolve(config, machine, facts)
+    if resolution.kv is None:
+        raise AssertionError("a resolution with a model plans its KV")
+    return resolution, resolution.kv
+
+
+def _block_bytes(model: Model[Any, Any]) -> int:
+    return KvLayout(
+        model.num_layers, model.num_kv_heads, model.head_dim, num_blocks=1, block_size=BLOCK_SIZE
+    ).block_bytes
+
+
+def _activation_bytes(model: Model[Any, Any], scheduler: SchedulerConfig) -> int:
+    num_logit_rows = min(scheduler.step_tokens, scheduler.max_running_seqs)
+    return scheduler.step_tokens * _ROW_BYTES + num_logit_rows * model.vocab_size * 4
+
+
+def _make_executor(
+    config: Config, loaded: LoadedModel, backend: Backend[Any, Any], kv: KvPlan
+) -> Executor:
+    try:
+        return ModelExecutor(
+            backend,
+            loaded.model,
+            num_blocks=kv.num_blocks,
+            step_tokens=config.scheduler.step_tokens,
+            max_model_len=kv.max_model_len,
+        )
+    except DeviceError as error:
+        raise ConfigError(
+            f"the device cannot take the model: {error.message}",
+            hint=f"lower kv.memory_bytes (it is {format_bytes(kv.memory_bytes)}) or scheduler.step_tokens",
+        ) from error
+
+
+def _start_engine(config: Config, executor: Executor) -> LiveEngine:
+    try:
+        cost = FittedCostModel.prior()
+        if config.scheduler.budget == "itl" or config.scheduler.early_reject:
+            # Only these decide by predicted times; others need not wait for a fit.
+            cost = calibrate(executor, step_tokens=config.scheduler.step_tokens)
+        log = config.telemetry.event_log
+        return LiveEngine(
+            config.worker, executor, event_log=Path(log).expanduser() if log else None, cost=cost
+        )
+    except OSError as error:
+        executor.close()
+        raise ConfigError(
+            f"cannot write the event log: {error.strerror}", path=config.telemetry.event_log
+        ) from error
+    except BaseException:
+        executor.close()
+        raise
