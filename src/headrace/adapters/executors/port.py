@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Protocol
 
+from headrace.core.base.events import StepDone, StepFailed
 from headrace.core.base.plan import StepPlan, WorkerSpec
-from headrace.core.engine.events import StepDone, StepFailed
 
 OnStepDone = Callable[[StepDone | StepFailed], None]
 

@@ -1,1 +1,4 @@
-"""The readable reference backend (CPU, CUDA). Imports torch; nothing on the default path imports this."""
+"""The readable reference backend (CPU, CUDA).
+
+Imports torch; nothing on the default path imports this.
+"""

@@ -1,0 +1,57 @@
+"""Weights as float32 tensors, from each storage type's own layout.
+
+A GGUF block holds 32 values along a row: Q4_0 = f16 scale, 16 bytes of nibbles (value - 8); Q4_1 =
+f16 scale, f16 minimum, 16 bytes of nibbles; Q8_0 = f16 scale, 32 int8. Byte i of the nibbles holds
+value i in its low half and value i + 16 in its high half.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from headrace.ops.interface import TensorView, WeightType
+
+BLOCK = 32
+
+
+def dequantise(view: TensorView, device: str) -> Tensor:
+    """[rows, cols] float32, exactly what the type defines."""
+    # A copy: the view may be read-only, and need not outlive the call.
+    raw = torch.frombuffer(bytearray(view.data), dtype=torch.uint8).to(device)
+    return _DECODERS[view.type](raw).reshape(view.rows, view.cols)
+
+
+def _half(raw: Tensor) -> Tensor:
+    return raw.contiguous().view(torch.float16).float()
+
+
+def _nibbles(packed: Tensor) -> Tensor:
+    return torch.cat((packed & 0xF, packed >> 4), dim=-1).float()
+
+
+def _q4_0(raw: Tensor) -> Tensor:
+    blocks = raw.view(-1, 2 + BLOCK // 2)
+    return (_nibbles(blocks[:, 2:]) - 8) * _half(blocks[:, :2])
+
+
+def _q4_1(raw: Tensor) -> Tensor:
+    blocks = raw.view(-1, 4 + BLOCK // 2)
+    # One rounding, as a fused multiply-add has: the product of two such numbers is exact in double.
+    scale, minimum = _half(blocks[:, :2]).double(), _half(blocks[:, 2:4]).double()
+    return (_nibbles(blocks[:, 4:]).double() * scale + minimum).float()
+
+
+def _q8_0(raw: Tensor) -> Tensor:
+    blocks = raw.view(-1, 2 + BLOCK)
+    return blocks[:, 2:].contiguous().view(torch.int8).float() * _half(blocks[:, :2])
+
+
+_DECODERS: dict[WeightType, Callable[[Tensor], Tensor]] = {
+    WeightType.F32: lambda raw: raw.view(torch.float32).clone(),
+    WeightType.F16: _half,
+    WeightType.BF16: lambda raw: raw.view(torch.bfloat16).float(),
+    WeightType.Q4_0: _q4_0,
+    WeightType.Q4_1: _q4_1,
+    WeightType.Q8_0: _q8_0,
+}
