@@ -2,7 +2,6 @@
 
 import logging
 from functools import partial
-from typing import TYPE_CHECKING
 
 import msgspec
 from starlette.applications import Starlette
@@ -16,6 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 import headrace
 from headrace.core.base.errors import HeadraceError
 from headrace.core.config.schema import ServerConfig, TelemetryConfig
+from headrace.live.boot import Booted
 from headrace.server.endpoints import ChatEndpoint, CompletionEndpoint
 from headrace.server.errors import JSON, ClientGone, failure_of
 from headrace.server.exchange import CLIENT_GONE, Exchange
@@ -23,14 +23,11 @@ from headrace.server.metrics import CONTENT_TYPE
 from headrace.server.service import RETRY_AFTER_S, Door, Served, Service
 from headrace.server.wire import ModelCard, ModelList
 
-if TYPE_CHECKING:
-    from headrace.live.boot import Booted
-
 _log = logging.getLogger(__name__)
 
 
 def create_app(
-    booted: "Booted | None",
+    booted: Booted | None,
     config: ServerConfig,
     *,
     telemetry: TelemetryConfig | None = None,
@@ -114,7 +111,10 @@ def _models(service: Service, request: Request) -> Response:
 
 
 def _model(service: Service, request: Request) -> Response:
-    return _json(_card(service.model(request.path_params["id"])))
+    name = request.path_params["id"]
+    if not name:
+        raise HTTPException(404)
+    return _json(_card(service.model(name)))
 
 
 def _health(service: Service, request: Request) -> Response:

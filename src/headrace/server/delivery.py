@@ -24,6 +24,8 @@ class Delivery:
     `error_bytes(error)`, the last bytes. Belongs to one event loop.
     """
 
+    stall_s = 1.0  # how long the buffer may stay over its limit
+
     def __init__(
         self,
         source: AsyncGenerator[bytes, None],
@@ -44,6 +46,7 @@ class Delivery:
         self._is_committed = False
         self._is_done = False
         self._changed = asyncio.Event()
+        self._taken = asyncio.Event()
         self._task = asyncio.create_task(self._run(source))
         self._task.add_done_callback(self._on_done)
 
@@ -84,6 +87,7 @@ class Delivery:
             if self._pending:
                 chunk = bytes(self._pending)
                 self._pending.clear()
+                self._taken.set()
                 yield chunk
             elif self._is_done:
                 return
@@ -104,7 +108,10 @@ class Delivery:
     async def _run(self, source: AsyncGenerator[bytes, None]) -> None:
         async with aclosing(source):
             async for chunk in source:
-                self._put(chunk)
+                if chunk:
+                    self._pending += chunk
+                    self._changed.set()
+                    await self._make_room()
 
     def _on_done(self, task: "asyncio.Task[None]") -> None:
         """Runs in every case, also where the task was cancelled before it began."""
@@ -117,17 +124,21 @@ class Delivery:
         self._is_done = True
         self._changed.set()
 
-    def _put(self, chunk: bytes) -> None:
-        if not chunk:
+    async def _make_room(self) -> None:
+        """Wait while the buffer is over its limit, but not for long."""
+        if self._limit_bytes is None or len(self._pending) <= self._limit_bytes:
             return
-        self._pending += chunk
-        if self._limit_bytes is not None and len(self._pending) > self._limit_bytes:
+        try:
+            async with asyncio.timeout(self.stall_s):
+                while len(self._pending) > self._limit_bytes:
+                    self._taken.clear()
+                    await self._taken.wait()
+        except TimeoutError:
             raise SlowReader(
                 "the client reads too slowly",
                 buffered_bytes=len(self._pending),
                 limit_bytes=self._limit_bytes,
-            )
-        self._changed.set()
+            ) from None
 
     def _raise(self) -> None:
         if self._error is not None and not self._is_committed:

@@ -9,6 +9,7 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from headrace.core.base.errors import RequestError
 from headrace.core.base.request import Slo
 from headrace.core.base.sampling import SamplingParams
 from headrace.core.base.types import NS_PER_S, Ns
@@ -72,8 +73,11 @@ class ChatEndpoint:
         )
         writer = ChatStream(answer) if request.stream else ChatWhole(answer)
         async with aclosing(write(served.text_engine, requests, answer.tally, writer)) as chunks:
-            async for chunk in chunks:
-                yield chunk
+            try:
+                async for chunk in chunks:
+                    yield chunk
+            except RequestError as error:
+                raise _named_as_in_chat(error, request) from None
 
 
 class CompletionEndpoint:
@@ -129,6 +133,15 @@ class CompletionEndpoint:
         async with aclosing(chunks):
             async for chunk in chunks:
                 yield chunk
+
+
+def _named_as_in_chat(error: RequestError, request: ChatRequest) -> RequestError:
+    """The engine names the fields of a completion; a chat has other names for two of them."""
+    if error.param == "prompt":
+        error.param = "messages"
+    elif error.param == "max_tokens" and request.max_completion_tokens is not None:
+        error.param = "max_completion_tokens"
+    return error
 
 
 def engine_requests(

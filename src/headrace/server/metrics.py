@@ -1,24 +1,35 @@
 """/metrics in Prometheus form: this program's own names, and those that dashboards for vLLM know.
 
-What happens is counted on the engine thread from the same events and effects that the telemetry
-folds; what is (queue lengths, blocks) is asked of the engine when Prometheus asks. Labels have
-closed sets of values.
+What clients saw is folded from the engine's events on the engine's thread, by the telemetry that
+the simulator uses too; totals and what is (queue lengths, blocks) are read when Prometheus asks.
+Labels have closed sets of values.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
+from typing import Final
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-from headrace.core.base.events import Arrive, Emit, EngineEffect, EngineEvent, Finish, Reject
-from headrace.core.base.types import Ns
+from headrace.core.base.events import EngineEffect, EngineEvent
+from headrace.core.base.request import FinishReason, Slo
+from headrace.core.base.types import NS_PER_S, Ns
 from headrace.core.config.schema import TelemetryConfig
+from headrace.core.cost.fitted import FittedCostModel
+from headrace.core.telemetry import Counters, RequestRecord, Telemetry
+from headrace.core.telemetry.record import ITL_BOUNDS_NS
 from headrace.live.engine import LiveEngine
 
-CONTENT_TYPE = CONTENT_TYPE_LATEST
+CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 
 # Own family name -> vLLM's. Own labels stay; vLLM's model_name and engine are added.
 ALIASES = {
@@ -54,36 +65,69 @@ _ROUTES = frozenset(
 _METHODS = frozenset({"GET", "HEAD", "POST", "OPTIONS", "PUT", "PATCH", "DELETE"})
 
 
-class Metrics:
-    """Counts of one server, in a registry of its own. `attach` connects it with the engine, whose
-    thread counts.
-    """
+_SECONDS = (
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1,
+    2.5,
+    5,
+    10,
+    30,
+    60,
+    120,
+    300,
+)
 
-    def __init__(self, telemetry: TelemetryConfig) -> None:
+
+class Metrics:
+    """Figures of one server. `attach` connects them with the engine, whose thread feeds them."""
+
+    def __init__(self, config: TelemetryConfig) -> None:
         self._own = CollectorRegistry()
         self._engine: LiveEngine | None = None
         self._vllm_labels: dict[str, str] = {}
+        # A limit of 0 is no limit.
+        slo = Slo(ttft_ms=config.slo_ttft_ms or None, itl_ms=config.slo_itl_ms or None)
+        self._telemetry = Telemetry(slo, FittedCostModel.prior())
+        self._counters = Counters()
         self.http_in_flight = Gauge(
             "headrace_http_requests_in_flight", "HTTP requests under way", registry=self._own
         )
         self._http = self._counter(
             "http_requests", "HTTP requests answered", "route", "method", "status"
         )
-        self._arrived = self._counter("arrived_seqs", "sequences that arrived")
-        self._rejected = self._counter("rejected_seqs", "sequences not accepted", "status")
-        self._finished = self._counter(
-            "finished_seqs", "accepted sequences ended", "finished_reason"
+        self._good = self._counter("goodput_requests", "sequences that kept every latency limit")
+        self._misses = self._counter(
+            "slo_miss", "latency limits not kept, by what took the time", "metric", "cause"
         )
-        self._prompt_tokens = self._counter("prompt_tokens", "prompt tokens of ended sequences")
-        self._output_tokens = self._counter("output_tokens", "tokens made")
+        self._ttft = self._histogram("ttft", "arrival to first token")
+        self._tpot = self._histogram("tpot", "time per output token after the first")
+        self._e2e = self._histogram("e2e", "arrival to end")
+        self._queue = self._histogram("queue", "arrival to first admission")
+        self._prefill = self._histogram("prefill", "first admission to first token")
+        self._decode = self._histogram("decode", "first token to last token")
+        self._itl_counts = [0] * (len(ITL_BOUNDS_NS) + 1)
+        self._itl_sum_ns = 0
 
     def attach(self, engine: LiveEngine, model_name: str) -> None:
+        """Before the engine's first sequence."""
         self._engine = engine
         self._vllm_labels = {"model_name": model_name, "engine": "0"}
         engine.observe(self._observe)
 
     def render(self) -> bytes:
         return generate_latest(_View(self._families))
+
+    def check(self) -> None:
+        """Raise InvariantError unless what arrived, waits, runs and ended adds up (when idle)."""
+        self._counters.check()
 
     def count_http(self, method: str, path: str, status: int) -> None:
         if path.startswith("/v1/models/"):
@@ -95,33 +139,78 @@ class Metrics:
     # ---- on the engine thread
 
     def _observe(self, now: Ns, event: EngineEvent, effects: Sequence[EngineEffect]) -> None:
-        if isinstance(event, Arrive):
-            self._arrived.inc(len(event.seqs))
-        for effect in effects:
-            match effect:
-                case Emit():
-                    self._output_tokens.inc(len(effect.tokens))
-                case Finish():
-                    self._finished.labels(effect.reason.value).inc()
-                    self._prompt_tokens.inc(effect.num_prompt_tokens)
-                case Reject():
-                    self._rejected.labels(str(effect.status_hint)).inc()
-                case _:
-                    pass
+        self._counters.observe(event, effects)
+        for record in self._telemetry.observe(now, event, effects):
+            self._record(record)
+
+    def _record(self, record: RequestRecord) -> None:
+        self._e2e.observe(record.e2e_ns / NS_PER_S)
+        if record.admitted_ns is not None:
+            self._queue.observe((record.admitted_ns - record.arrived_ns) / NS_PER_S)
+        if record.ttft_ns is not None:
+            self._ttft.observe(record.ttft_ns / NS_PER_S)
+            self._decode.observe(record.itl.sum_ns / NS_PER_S)
+        if record.first_token_ns is not None and record.admitted_ns is not None:
+            self._prefill.observe((record.first_token_ns - record.admitted_ns) / NS_PER_S)
+        if record.tpot_ns is not None:
+            self._tpot.observe(record.tpot_ns / NS_PER_S)
+        self._itl_sum_ns += record.itl.sum_ns
+        for place, count in enumerate(record.itl.histogram):
+            self._itl_counts[place] += count
+        if record.good:
+            self._good.inc()
+        for miss in record.misses:
+            self._misses.labels(miss.metric.value, miss.cause.value).inc()
 
     # ---- families
 
     def _counter(self, name: str, help: str, *labels: str) -> Counter:
         return Counter(f"headrace_{name}", help, labels, registry=self._own)
 
+    def _histogram(self, name: str, help: str) -> Histogram:
+        return Histogram(f"headrace_{name}_seconds", help, registry=self._own, buckets=_SECONDS)
+
     def _families(self) -> Iterator[Metric]:
-        for family in (*self._own.collect(), *self._engine_families()):
+        for family in (*self._own.collect(), *self._totals(), self._itl(), *self._now()):
             family.samples = [one for one in family.samples if not one.name.endswith("_created")]
             yield family
             if (alias := ALIASES.get(family.name)) and self._engine is not None:
                 yield _renamed(family, alias, self._vllm_labels)
 
-    def _engine_families(self) -> Iterable[Metric]:
+    def _totals(self) -> Iterable[Metric]:
+        counters = self._counters
+        rejected = CounterMetricFamily(
+            "headrace_rejected_seqs", "sequences not accepted", labels=["code"]
+        )
+        for code, count in counters.num_rejected.copy().items():
+            rejected.add_metric([code], count)
+        yield rejected
+        finished = CounterMetricFamily(
+            "headrace_finished_seqs", "accepted sequences that ended", labels=["finished_reason"]
+        )
+        for reason in FinishReason:
+            finished.add_metric([reason.value], counters.num_finished[reason])
+        yield finished
+        yield from (
+            CounterMetricFamily(f"headrace_{name}", help, value)
+            for name, help, value in (
+                ("accepted_seqs", "sequences accepted", counters.num_accepted),
+                ("prompt_tokens", "prompt tokens of ended sequences", counters.num_prompt_tokens),
+                ("output_tokens", "tokens made", counters.num_output_tokens),
+                ("computed_tokens", "rows of all steps", counters.num_computed_tokens),
+                ("steps", "steps done", counters.num_steps),
+                ("failed_steps", "steps that failed", counters.num_failed_steps),
+            )
+        )
+
+    def _itl(self) -> Metric:
+        bounds = [*(f"{bound / NS_PER_S:g}" for bound in ITL_BOUNDS_NS), "+Inf"]
+        family = HistogramMetricFamily("headrace_itl_seconds", "gaps between tokens")
+        buckets = list(zip(bounds, map(float, accumulate(self._itl_counts)), strict=True))
+        family.add_metric([], buckets, self._itl_sum_ns / NS_PER_S)
+        return family
+
+    def _now(self) -> Iterable[Metric]:
         if self._engine is None:
             return
         stats = self._engine.stats()

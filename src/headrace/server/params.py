@@ -19,6 +19,7 @@ from headrace.server.wire import ChatRequest, CompletionRequest, GenerationReque
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions; a chat may fill the context
 
 MAX_SALT_CHARS = 256
+MAX_PRIORITY = 1 << 31
 MAX_SLO_MS = 1e9
 
 _TOKEN_ID = re.compile(r"[0-9]{1,10}")
@@ -54,6 +55,8 @@ def check_common(request: GenerationRequest, num_prompts: int, config: ServerCon
     if request.stream and request.prompt_logprobs is not None:
         raise unsupported("prompt_logprobs", "`prompt_logprobs` with `stream`")
     _check_count("prompt_logprobs", request.prompt_logprobs, config.max_logprobs)
+    if request.priority is not None and abs(request.priority) > MAX_PRIORITY:
+        raise too_much("priority", request.priority, MAX_PRIORITY, what="is out of range")
     if len(request.cache_salt or "") > MAX_SALT_CHARS:
         raise too_much(
             "cache_salt", len(request.cache_salt or ""), MAX_SALT_CHARS, what="is too long"

@@ -12,18 +12,15 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 import uvicorn
 from starlette.applications import Starlette
 
 from headrace.core.base.errors import ConfigError
 from headrace.core.config.schema import ServerConfig
+from headrace.live.boot import Booted
 from headrace.server.connection import Connection
 from headrace.server.service import Service
-
-if TYPE_CHECKING:
-    from headrace.live.boot import Booted
 
 KEEP_ALIVE_S = 75  # longer than most proxies keep an idle connection, so that they close it first
 BACKLOG = 2048
@@ -70,7 +67,7 @@ def run_server(
     *,
     listener: socket.socket | None = None,
     on_ready: Callable[[str], None] | None = None,
-    boot: "Callable[[], Booted] | None" = None,
+    boot: Callable[[], Booted] | None = None,
 ) -> None:
     """Serve until told to stop, and return when all is sent. ConfigError where the port cannot be
     had.
@@ -103,7 +100,7 @@ class HttpServer:
         self,
         *,
         on_ready: Callable[[str], None] | None = None,
-        boot: "Callable[[], Booted] | None" = None,
+        boot: Callable[[], Booted] | None = None,
     ) -> None:
         """Block until stopped. In the main thread it listens for signals."""
         with asyncio.Runner(loop_factory=self._server.config.get_loop_factory()) as runner:
@@ -115,7 +112,7 @@ class HttpServer:
             self._loop.call_soon_threadsafe(self._on_stop)
 
     async def _serve(
-        self, on_ready: Callable[[str], None] | None, boot: "Callable[[], Booted] | None"
+        self, on_ready: Callable[[str], None] | None, boot: Callable[[], Booted] | None
     ) -> None:
         self._loop = asyncio.get_running_loop()
         serving = asyncio.create_task(self._server.serve(sockets=[self._listener]))

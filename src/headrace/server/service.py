@@ -10,20 +10,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import sha256
-from typing import TYPE_CHECKING
 
 import headrace
 from headrace.core.base.errors import OverloadError, RequestError
 from headrace.core.config.schema import ServerConfig, TelemetryConfig
+from headrace.live.boot import Booted
 from headrace.live.generate import TextEngine
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.server.delivery import Delivery
 from headrace.server.metrics import Metrics
 from headrace.server.prompts import PromptMaker
 from headrace.server.tokens import TokenStrings
-
-if TYPE_CHECKING:
-    from headrace.live.boot import Booted
 
 RETRY_AFTER_S = 2.0
 
@@ -67,7 +64,7 @@ class Service:
         self._is_idle = asyncio.Event()
         self._is_idle.set()
 
-    def attach(self, booted: "Booted") -> None:
+    def attach(self, booted: Booted) -> None:
         """Open the door: the model is there. Once."""
         loaded = booted.loaded
         text_engine = booted.text_engine
@@ -98,7 +95,7 @@ class Service:
         return self._served
 
     def model(self, name: str | None) -> Served:
-        """The model that a request names; none and empty mean the one there is. RequestError 404."""
+        """The model that a request names; no name means the one there is. RequestError 404."""
         served = self.enter()
         if name and name != served.name:
             raise RequestError(

@@ -29,14 +29,14 @@ def error_event(error: BaseException) -> bytes:
     return b"data: " + failure_of(error).body() + b"\n\n"
 
 
-def stream_response(delivery: Delivery, keep_alive_s: float = KEEP_ALIVE_S) -> EventSourceResponse:
+def stream_response(delivery: Delivery) -> EventSourceResponse:
     """Sends the bytes of a delivery, with a comment now and then so that proxies keep the
     connection.
     """
     return EventSourceResponse(
         aiter(delivery),
         headers={"cache-control": "no-cache"},
-        ping=keep_alive_s,
+        ping=KEEP_ALIVE_S,
         sep="\n",
         ping_message_factory=lambda: ServerSentEvent(comment="keep-alive", sep="\n"),
     )
