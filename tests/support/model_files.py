@@ -8,7 +8,9 @@ from pathlib import Path
 from headrace.ops.interface import Program, TensorView
 
 Metadata = Mapping[str, object]
-Tensors = Mapping[str, tuple[int, Sequence[int], bytes]]  # name -> (GGUF type, row-major shape, data)
+Tensors = Mapping[
+    str, tuple[int, Sequence[int], bytes]
+]  # name -> (GGUF type, row-major shape, data)
 
 F32, F16, Q4_0, Q4_1, Q8_0, Q4_K = 0, 1, 2, 3, 8, 12
 
@@ -112,14 +114,15 @@ def llama_metadata(**changes: object) -> dict[str, object]:
         "tokenizer.ggml.merges": MERGES,
         "tokenizer.ggml.bos_token_id": 0,
         "tokenizer.ggml.eos_token_id": 1,
-        "tokenizer.chat_template": "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}",
+        "tokenizer.chat_template": "{{ bos_token }}{% for m in messages %}{{ m.content }}"
+        "{% endfor %}",
     }
     values |= {key.replace("__", "."): value for key, value in changes.items()}
     return {key: value for key, value in values.items() if value is not None}
 
 
 def llama_shapes(layer: str, names: Sequence[str], ends: Sequence[str]) -> dict[str, list[int]]:
-    """Shapes by name; `names` are those of a layer in the order below, `ends` of embedding and norm."""
+    """Shapes by name; `names` are a layer's in the order below, `ends` embedding and norm."""
     kv = HIDDEN // HEADS * KV_HEADS
     sizes = [
         [HIDDEN], [HIDDEN, HIDDEN], [kv, HIDDEN], [kv, HIDDEN], [HIDDEN, HIDDEN],
@@ -135,8 +138,10 @@ GGUF_SHAPES = llama_shapes(
     "blk.{}.",
     [
         f"{name}.weight"
-        for name in ("attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm")
-        + ("ffn_gate", "ffn_up", "ffn_down")
+        for name in (
+            *("attn_norm", "attn_q", "attn_k", "attn_v", "attn_output"),
+            *("ffn_norm", "ffn_gate", "ffn_up", "ffn_down"),
+        )
     ],
     ["token_embd.weight", "output_norm.weight"],
 )

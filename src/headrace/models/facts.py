@@ -3,12 +3,22 @@ alike.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from headrace.core.base.errors import ConfigError
 
 _REQUIRED = object()
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Faults of what is built from the contents of `path` name it."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error.message}", hint=error.hint, **error.data) from None
 
 
 class Facts:

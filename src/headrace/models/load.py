@@ -2,16 +2,17 @@
 chat template.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from headrace.core.base.errors import ConfigError
-from headrace.models.facts import Facts
+from headrace.models.facts import Facts, naming
 from headrace.models.gguf import GgufFile
-from headrace.models.llama import Llama
+from headrace.models.llama import Llama, LlamaNames, LlamaShape
 from headrace.models.llama_files import (
     FOLDER_NAMES,
     GGUF_NAMES,
@@ -19,7 +20,7 @@ from headrace.models.llama_files import (
     shape_from_gguf,
 )
 from headrace.models.safetensors import SafetensorsFolder, read_bounded
-from headrace.models.tensors import OnProgress, WeightReader
+from headrace.models.tensors import OnProgress, StoredTensor, WeightReader
 from headrace.models.text.template import ChatTemplate
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.models.text.vocabulary import tokenizer_from_folder, tokenizer_from_gguf
@@ -54,15 +55,98 @@ def load_model(
     backend: Backend[Any, Any],
     *,
     max_model_len: int = 0,
+    chat_template: str | None = None,
     on_progress: OnProgress | None = None,
 ) -> LoadedModel:
     """Load a GGUF file or a folder of safetensors into `backend`.
 
-    `max_model_len` 0 = all that the model allows. Everything that can be wrong with the files is a
-    ConfigError of one line.
+    `max_model_len` 0 = all that the model allows; `chat_template` is a Jinja source that replaces
+    the model's own. Whatever is wrong with the files is a ConfigError of one line.
     """
     if path.is_dir():
-        return _load_folder(path, backend, max_model_len, on_progress)
+        source = _open_folder(path)
+    else:
+        _check_is_model_file(path)
+        source = _open_gguf(path)
+    weights = WeightReader(path, source.tensors, backend, on_progress)
+    shape = source.shape(weights)
+    if source.tokenizer.vocab_size > shape.vocab_size:
+        raise ConfigError(
+            f"{path}: the tokenizer has {source.tokenizer.vocab_size} tokens,"
+            f" the model {shape.vocab_size}",
+            hint="tokenizer and weights are not of the same model",
+        )
+    model_class = ARCHITECTURES[source.architecture]
+    model: Model[Any, Any] = model_class(shape, source.names, weights, max_model_len)
+    with naming(path):
+        template = _template(source, chat_template)
+    return LoadedModel(
+        model=model,
+        tokenizer=source.tokenizer,
+        chat_template=template,
+        description=ModelDescription(
+            name=path.resolve().name.removesuffix(".gguf"),
+            architecture=source.architecture,
+            num_parameters=weights.num_parameters,
+            weight_types=weights.weight_types,
+            file_bytes=source.file_bytes,
+        ),
+    )
+
+
+class _Source(msgspec.Struct, frozen=True):
+    """What both kinds of files come down to."""
+
+    architecture: str
+    tensors: Mapping[str, StoredTensor]
+    file_bytes: int
+    names: LlamaNames
+    shape: Callable[[WeightReader[Any]], LlamaShape]
+    tokenizer: Tokenizer
+    chat_template: str  # "" = none
+    bos_token: str
+    eos_token: str
+
+
+def _open_gguf(path: Path) -> _Source:
+    file = GgufFile(path)
+    facts = Facts(path, file.metadata)
+    architecture = _known(path, facts.text("general.architecture"))
+    tokenizer = tokenizer_from_gguf(path, file.metadata)
+    return _Source(
+        architecture=architecture,
+        tensors=file.tensors,
+        file_bytes=file.file_bytes,
+        names=GGUF_NAMES,
+        shape=partial(shape_from_gguf, path, file.metadata, architecture),
+        tokenizer=tokenizer,
+        chat_template=facts.text("tokenizer.chat_template", ""),
+        bos_token=_token_text(tokenizer, None, tokenizer.bos_token_id),
+        eos_token=_token_text(tokenizer, None, tokenizer.named_eos),
+    )
+
+
+def _open_folder(path: Path) -> _Source:
+    folder = SafetensorsFolder(path)
+    config = path / "config.json"
+    architecture = _known(config, Facts(config, folder.config).text("model_type"))
+    shape = shape_from_config(config, folder.config, architecture)
+    tokenizer = tokenizer_from_folder(folder)
+    settings = folder.json("tokenizer_config.json") or {}
+    return _Source(
+        architecture=architecture,
+        tensors=folder.tensors,
+        file_bytes=folder.file_bytes,
+        names=FOLDER_NAMES,
+        shape=lambda weights: shape,
+        tokenizer=tokenizer,
+        chat_template=_folder_template(folder, settings),
+        bos_token=_token_text(tokenizer, settings.get("bos_token"), tokenizer.bos_token_id),
+        eos_token=_token_text(tokenizer, settings.get("eos_token"), tokenizer.named_eos),
+    )
+
+
+def _check_is_model_file(path: Path) -> None:
     if not path.exists():
         raise ConfigError(f"{path}: there is no such file or folder")
     if path.suffix in _PICKLED:
@@ -74,80 +158,15 @@ def load_model(
         raise ConfigError(
             f"{path}: weights alone are not a model", hint="name the folder with its config.json"
         )
-    return _load_gguf(path, backend, max_model_len, on_progress)
 
 
-def _load_gguf(
-    path: Path, backend: Backend[Any, Any], max_model_len: int, on_progress: OnProgress | None
-) -> LoadedModel:
-    file = GgufFile(path)
-    facts = Facts(path, file.metadata)
-    architecture = facts.text("general.architecture")
-    model_class = _architecture(path, architecture)
-    tokenizer = tokenizer_from_gguf(path, file.metadata)
-    weights = WeightReader(path, file.tensors, backend, on_progress)
-    shape = shape_from_gguf(path, file.metadata, architecture, weights)
-    _check_vocabulary(path, tokenizer, shape.vocab_size)
-    model = model_class(shape, GGUF_NAMES, weights, max_model_len)
-    source = facts.text("tokenizer.chat_template", "")
-    return LoadedModel(
-        model=model,
-        tokenizer=tokenizer,
-        chat_template=_template(source, tokenizer, {}),
-        description=ModelDescription(
-            name=path.stem,
-            architecture=architecture,
-            num_parameters=weights.num_parameters,
-            weight_types=weights.weight_types,
-            file_bytes=file.file_bytes,
-        ),
-    )
-
-
-def _load_folder(
-    path: Path, backend: Backend[Any, Any], max_model_len: int, on_progress: OnProgress | None
-) -> LoadedModel:
-    folder = SafetensorsFolder(path)
-    architecture = Facts(path / "config.json", folder.config).text("model_type")
-    model_class = _architecture(path, architecture)
-    shape = shape_from_config(path / "config.json", folder.config, architecture)
-    tokenizer = tokenizer_from_folder(folder)
-    _check_vocabulary(path, tokenizer, shape.vocab_size)
-    weights = WeightReader(path, folder.tensors, backend, on_progress)
-    model = model_class(shape, FOLDER_NAMES, weights, max_model_len)
-    tokenizer_config = folder.json("tokenizer_config.json") or {}
-    return LoadedModel(
-        model=model,
-        tokenizer=tokenizer,
-        chat_template=_template(
-            _folder_template(folder, tokenizer_config), tokenizer, tokenizer_config
-        ),
-        description=ModelDescription(
-            name=path.resolve().name,
-            architecture=architecture,
-            num_parameters=weights.num_parameters,
-            weight_types=weights.weight_types,
-            file_bytes=folder.file_bytes,
-        ),
-    )
-
-
-def _architecture(path: Path, name: str) -> type[Llama[Any, Any]]:
-    if name not in ARCHITECTURES:
+def _known(path: Path, architecture: str) -> str:
+    if architecture not in ARCHITECTURES:
         raise ConfigError(
-            f"{path}: architecture {name!r} is not supported;"
+            f"{path}: architecture {architecture!r} is not supported;"
             f" supported are {', '.join(ARCHITECTURES)}"
         )
-    return ARCHITECTURES[name]
-
-
-def _check_vocabulary(path: Path, tokenizer: Tokenizer, num_embeddings: int) -> None:
-    """A token without an embedding could not be computed."""
-    if tokenizer.vocab_size > num_embeddings:
-        raise ConfigError(
-            f"{path}: the tokenizer has {tokenizer.vocab_size} tokens, the model {num_embeddings}",
-            hint="tokenizer and weights are not of the same model",
-        )
+    return architecture
 
 
 def _folder_template(folder: SafetensorsFolder, tokenizer_config: Mapping[str, object]) -> str:
@@ -164,17 +183,11 @@ def _folder_template(folder: SafetensorsFolder, tokenizer_config: Mapping[str, o
     return entry if isinstance(entry, str) else ""
 
 
-def _template(
-    source: str, tokenizer: Tokenizer, tokenizer_config: Mapping[str, object]
-) -> ChatTemplate | None:
-    if not source:
+def _template(source: _Source, replacement: str | None) -> ChatTemplate | None:
+    text = source.chat_template if replacement is None else replacement
+    if not text:
         return None
-    eos = tokenizer.named_eos
-    return ChatTemplate(
-        source,
-        bos_token=_token_text(tokenizer, tokenizer_config.get("bos_token"), tokenizer.bos_token_id),
-        eos_token=_token_text(tokenizer, tokenizer_config.get("eos_token"), eos),
-    )
+    return ChatTemplate(text, bos_token=source.bos_token, eos_token=source.eos_token)
 
 
 def _token_text(tokenizer: Tokenizer, configured: object, id_: int | None) -> str:

@@ -5,10 +5,10 @@ from array import array
 from pathlib import Path
 
 import pytest
-from support.model_files import F32, Q4_1, Q4_K, Q8_0, gguf_bytes, gguf_string, write, zeros
 
 from headrace.core.base.errors import ConfigError
 from headrace.models.gguf import GgufFile
+from support.model_files import F32, Q4_1, Q4_K, Q8_0, gguf_bytes, gguf_string, write, zeros
 
 METADATA: dict[str, object] = {
     "general.architecture": "llama",

@@ -5,10 +5,10 @@ import struct
 from pathlib import Path
 
 import pytest
-from support.model_files import llama_config, shard_bytes, write
 
 from headrace.core.base.errors import ConfigError
 from headrace.models.safetensors import SafetensorsFolder, read_shard
+from support.model_files import llama_config, shard_bytes, write
 
 
 def shard(header: object, body: bytes = b"") -> bytes:

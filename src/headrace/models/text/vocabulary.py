@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, process
 from tokenizers import pre_tokenizers as pre
 
 from headrace.core.base.errors import ConfigError
-from headrace.models.facts import Facts
+from headrace.models.facts import Facts, naming
 from headrace.models.safetensors import SafetensorsFolder, read_bounded
 from headrace.models.text.tokenizer import Tokenizer
 
@@ -62,11 +62,11 @@ def tokenizer_from_folder(folder: SafetensorsFolder) -> Tokenizer:
     configs = [folder.json(name) for name in ("config.json", "generation_config.json")]
     named = [Facts(folder.path, values) for values in configs if values is not None]
     bos_ids = [id_ for facts in named for id_ in facts.token_ids("bos_token_id")]
-    return Tokenizer(
-        library,
-        bos_token_id=bos_ids[0] if bos_ids else None,
-        eos_token_ids=[id_ for facts in named for id_ in facts.token_ids("eos_token_id")],
-    )
+    eos_ids = [id_ for facts in named for id_ in facts.token_ids("eos_token_id")]
+    with naming(path):
+        return Tokenizer(
+            library, bos_token_id=bos_ids[0] if bos_ids else None, eos_token_ids=eos_ids
+        )
 
 
 def tokenizer_from_gguf(path: Path, metadata: Mapping[str, object]) -> Tokenizer:
