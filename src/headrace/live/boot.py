@@ -182,7 +182,8 @@ def _make_executor(
     except DeviceError as error:
         raise ConfigError(
             f"the device cannot take the model: {error.message}",
-            hint=f"lower kv.memory_bytes (it is {format_bytes(kv.memory_bytes)}) or scheduler.step_tokens",
+            hint="lower scheduler.step_tokens, or kv.memory_bytes"
+            f" (it is {format_bytes(kv.memory_bytes)})",
         ) from error
 
 
