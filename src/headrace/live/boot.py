@@ -74,7 +74,7 @@ def boot(
         on_progress=_stage(on_progress, "load"),
     )
     loaded = _with_template(loaded, config.model.chat_template)
-    resolution, kv = _resolve(config, machine, loaded, backend)
+    resolution, kv = plan_memory(config, machine, loaded, backend)
     config = resolution.config
     if executor is None:
         executor = _make_executor(config, loaded, backend, kv)
@@ -139,9 +139,10 @@ def _with_template(loaded: LoadedModel, path: str) -> LoadedModel:
     return msgspec.structs.replace(loaded, chat_template=template)
 
 
-def _resolve(
+def plan_memory(
     config: Config, machine: MachineFacts, loaded: LoadedModel, backend: Backend[Any, Any]
 ) -> tuple[Resolution, KvPlan]:
+    """The configuration with nothing left open, and the KV pool that fits beside the model."""
     model = loaded.model
     facts = ModelFacts(
         name=loaded.description.name,
