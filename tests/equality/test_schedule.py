@@ -20,6 +20,7 @@ from headrace.core.config.schema import (
 )
 from headrace.live.boot import Booted, boot
 from headrace.live.generate import GenerateRequest
+from headrace.models.hub import ensure_default_model
 from support.tiny_model import BLOCK_BYTES, VOCAB, write_tiny_model
 
 pytest.importorskip("headrace.ops.native._native")
