@@ -1,0 +1,69 @@
+"""The console script: runs a command and turns what went wrong into one line and an exit code.
+
+0 done · 1 the answer is bad, or headrace failed · 2 the operator must change something · 130 Ctrl-C
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+
+from headrace import __version__
+
+FAILED, WRONG_USE, INTERRUPTED = 1, 2, 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line; returns the exit code and never raises."""
+    tokens = list(sys.argv[1:] if arguments is None else arguments)
+    # Asked often, by scripts: answered before anything else is imported.
+    if tokens == ["--version"]:
+        print(f"headrace {__version__}")
+        return 0
+    is_debug = os.environ.get("HEADRACE_DEBUG", "") not in ("", "0")
+    if "--debug" in tokens:
+        tokens.remove("--debug")
+        is_debug = True
+    try:
+        from headrace.cli.app import run
+
+        return run(tokens)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read the output has had enough. Nothing more may be written at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except Exception as error:
+        if is_debug:
+            import traceback
+
+            traceback.print_exc()
+        return _report(error)
+
+
+def _report(error: Exception) -> int:
+    from cyclopts.exceptions import CycloptsError
+
+    from headrace.cli.output import report_error
+    from headrace.core.base.errors import ConfigError, HeadraceError, RequestError
+
+    if isinstance(error, CycloptsError):
+        from headrace.cli.app import wording
+
+        report_error(wording(error))
+        return WRONG_USE
+    if isinstance(error, HeadraceError):
+        report_error(str(error))
+        return WRONG_USE if isinstance(error, ConfigError | RequestError) else FAILED
+    if isinstance(error, OSError) and error.filename is not None:
+        report_error(f"{error.filename}: {(error.strerror or str(error)).lower()}")
+        return FAILED
+    report_error(
+        f"unexpected {type(error).__name__}: {error}\n"
+        "hint: this is a fault of headrace; --debug shows where it happened"
+    )
+    return FAILED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,92 @@
+"""How answers look: tables for people, JSON for programs, progress for those who wait.
+
+Standard output carries answers and nothing else; progress, warnings and errors go to standard
+error. Where a stream is not a terminal it gets plain text.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TextIO
+
+from rich.console import Console
+from rich.text import Text
+
+from headrace.core.config.units import format_bytes
+
+PLAIN_WIDTH = 250  # columns of what is no terminal: programs read lines, and nobody wraps them
+HELP_WIDTH = 100
+STAGES = {"fetch": "fetching the model", "load": "loading the model"}
+
+Progress = Callable[[str, int, int], None]
+"""Called with (stage, bytes done, bytes in all)."""
+
+
+def console(stream: TextIO | None = None, *, plain_width: int = PLAIN_WIDTH) -> Console:
+    """A console on a stream, standard output by default."""
+    stream = sys.stdout if stream is None else stream
+    width = None if stream.isatty() else plain_width
+    return Console(file=stream, width=width, highlight=False, soft_wrap=False)
+
+
+def print_json(figures: object) -> None:
+    print(json.dumps(figures, indent=2, ensure_ascii=False))
+
+
+def report_error(text: str) -> None:
+    """`error: …` on standard error; lines that begin with `hint:` keep their own word."""
+    out = console(sys.stderr)
+    lines = text.splitlines() or ["unknown"]
+    out.print(Text("error: ", "bold red") + Text(lines[0]), soft_wrap=True)
+    for line in lines[1:]:
+        if line.startswith("hint: "):
+            out.print(Text("hint: ", "bold cyan") + Text(line[6:]), soft_wrap=True)
+        else:
+            out.print(Text("  - " + line), soft_wrap=True)
+
+
+@contextmanager
+def showing_progress() -> Iterator[Progress]:
+    """A bar for each stage on a terminal; elsewhere one line when a fetch begins, since it takes
+    long. May be reported to from any one thread.
+    """
+    out = console(sys.stderr)
+    seen: dict[str, object] = {}
+    if not out.is_terminal:
+
+        def note(stage: str, done: int, total: int) -> None:
+            if stage == "fetch" and stage not in seen:
+                out.print(f"{STAGES[stage]} ({format_bytes(total)})")
+            seen[stage] = total
+
+        yield note
+        return
+
+    from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn
+    from rich.progress import Progress as Bars
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True))
+    with Bars(*columns, console=out, transient=True) as bars:
+        tasks: dict[str, TaskID] = {}
+
+        def show(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = bars.add_task(STAGES.get(stage, stage), total=total)
+            bars.update(tasks[stage], completed=done, total=total)
+
+        yield show
+
+
+def print_facts(groups: Mapping[str, Mapping[str, str]]) -> None:
+    """One table: a title for each group, and its facts by name below it."""
+    from rich.table import Table
+
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for title, facts in groups.items():
+        for index, (name, value) in enumerate(facts.items()):
+            table.add_row(Text("" if index else title, "bold"), Text(name), Text(value))
+    console().print(table)

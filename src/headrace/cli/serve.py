@@ -1,0 +1,57 @@
+"""`headrace serve`: a model behind the OpenAI API, until it is told to stop."""
+
+import time
+from typing import Any
+
+from headrace.cli.logs import start_logging
+from headrace.cli.output import Progress, print_facts, print_json, showing_progress
+from headrace.cli.report import serve_facts, serve_figures
+from headrace.cli.settings import load_settings
+from headrace.live.boot import Booted, boot
+from headrace.server.app import create_app
+from headrace.server.run import bind, run_server
+from headrace.server.service import Door, Service
+
+
+def serve(model: str | None, flags: Any, *, as_json: bool) -> int:
+    """Bind, then load while /health already answers, then serve until a signal."""
+    started_ns = time.monotonic_ns()
+    config = load_settings(flags, model=model).config
+    start_logging(config.telemetry.log_level)
+    listener = bind(config.server.host, config.server.port)
+    app = create_app(None, config.server, telemetry=config.telemetry)
+    booted: list[Booted] = []
+
+    def load() -> Booted:
+        with showing_progress() as report:
+            booted.append(boot(config, on_progress=_unless_stopped(report, app.state.service)))
+        return booted[0]
+
+    def tell(url: str) -> None:
+        figures = serve_figures(booted[0], url, (time.monotonic_ns() - started_ns) / 1e9)
+        if as_json:
+            print_json(figures)
+        else:
+            print_facts(serve_facts(figures))
+
+    try:
+        run_server(app, config.server, listener=listener, on_ready=tell, boot=load)
+    except _Stopped:
+        pass
+    finally:
+        for one in booted:
+            one.close()
+    return 0
+
+
+class _Stopped(Exception):
+    """A signal came while the model was fetched or loaded: nobody waits for it any more."""
+
+
+def _unless_stopped(report: Progress, service: Service) -> Progress:
+    def checked(stage: str, done: int, total: int) -> None:
+        if service.door is Door.DRAINING:
+            raise _Stopped
+        report(stage, done, total)
+
+    return checked

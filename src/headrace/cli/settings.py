@@ -1,0 +1,44 @@
+"""Reads what an operator has written, wherever it stands, and merges it."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from headrace.cli.flags import config_file, flag_values
+from headrace.core.config.merge import Layer, Merged, merge
+from headrace.core.config.sources import layer_from_toml, layers_from_environ, layers_from_flags
+
+CONFIG_VARIABLE = "HEADRACE_CONFIG"
+
+
+def load_settings(
+    flags: Any = None,
+    *,
+    model: str | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Merged:
+    """Defaults < the settings file < HEADRACE_ variables < flags. ConfigError lists every fault.
+
+    A file counts only where it is named, by --config or else by HEADRACE_CONFIG: a server does not
+    change with the folder that it is started in.
+    """
+    environ = os.environ if environ is None else environ
+    layers = []
+    file = config_file(flags) or environ.get(CONFIG_VARIABLE)
+    if file:
+        layers.append(_read_file(file))
+    layers += layers_from_environ(environ)
+    layers += layers_from_flags({"model.path": model, **flag_values(flags)})
+    return merge(layers)
+
+
+def _read_file(name: str) -> Layer:
+    try:
+        text = Path(name).expanduser().read_text(encoding="utf-8")
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        return Layer(f"file {name}", {}, [f"cannot read the settings file {name}: {reason}"])
+    except UnicodeDecodeError:
+        return Layer(f"file {name}", {}, [f"the settings file {name} is not UTF-8 text"])
+    return layer_from_toml(name, text)
