@@ -106,7 +106,12 @@ class TorchProgram:
             raise DeviceError(
                 "step size is out of range", tokens=num_tokens, limit=self._max_tokens
             )
-        for i, (start, end) in enumerate(pairwise(batch.token_starts)):
+        starts, num_seqs = list(batch.token_starts), len(batch.block_tables)
+        if starts[:1] + starts[-1:] != [0, num_tokens] or sorted(starts) != starts:
+            raise DeviceError("token starts do not divide the tokens", tokens=num_tokens)
+        if not len(starts) - 1 == len(batch.positions) == num_seqs:
+            raise DeviceError("sequences are counted differently", tables=num_seqs)
+        for i, (start, end) in enumerate(pairwise(starts)):
             blocks = batch.block_tables[i]
             if len(blocks) * kv.block_size < batch.positions[i] + end - start:
                 raise DeviceError("block table is too short", sequence=i, blocks=len(blocks))

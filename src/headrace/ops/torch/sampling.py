@@ -15,10 +15,10 @@ def finish_row(logits: Tensor, request: RowRequest) -> RowResult:
     """Sample from one row [vocab] or score its known next token."""
     if request.sample is not None:
         token = sample(logits, request.sample)
-    elif request.target is not None:
+    elif request.target is not None and 0 <= request.target < len(logits):
         token = request.target
     else:
-        raise DeviceError("a logits row was computed that nobody asked for")
+        raise DeviceError("no such token to score", target=request.target, limit=len(logits))
     if request.num_top is None:
         return RowResult(token, None)
     return RowResult(token, score(logits, token, request.num_top))

@@ -1,0 +1,148 @@
+"""Runs pieces of a forward pass: rows go in through `embed`, results come out as logits."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import gguf
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.ops.interface import (
+    AttentionSpec,
+    KvLayout,
+    Program,
+    Rope,
+    StepBatch,
+    TensorView,
+    WeightType,
+)
+
+Array = NDArray[np.float32]
+Body = Callable[[Any, Any, Mapping[str, Any]], Any]  # (ops, input rows, weight handles) -> rows
+
+GGUF_TYPES = {
+    WeightType.Q4_0: gguf.GGMLQuantizationType.Q4_0,
+    WeightType.Q4_1: gguf.GGMLQuantizationType.Q4_1,
+    WeightType.Q8_0: gguf.GGMLQuantizationType.Q8_0,
+}
+
+
+def view_of(values: Array, type: WeightType = WeightType.F32) -> TensorView:
+    """`values` [rows, cols] as a file would hold them in `type` (quantised by the gguf package)."""
+    rows, cols = values.shape
+    match type:
+        case WeightType.F32:
+            data = values.astype(np.float32).tobytes()
+        case WeightType.F16:
+            data = values.astype(np.float16).tobytes()
+        case WeightType.BF16:
+            data = (to_bf16(values).view(np.uint32) >> 16).astype(np.uint16).tobytes()
+        case _:
+            data = gguf.quants.quantize(values.astype(np.float32), GGUF_TYPES[type]).tobytes()
+    return TensorView("weight", type, rows, cols, memoryview(data))
+
+
+def values_of(view: TensorView) -> NDArray[np.float64]:
+    """What a stored weight means, by numpy and the gguf package."""
+    raw = np.frombuffer(view.data, np.uint8)
+    shape = (view.rows, view.cols)
+    match view.type:
+        case WeightType.F32:
+            return raw.view(np.float32).reshape(shape).astype(np.float64)
+        case WeightType.F16:
+            return raw.view(np.float16).reshape(shape).astype(np.float64)
+        case WeightType.BF16:
+            wide = raw.view(np.uint16).astype(np.uint32) << 16
+            return wide.view(np.float32).reshape(shape).astype(np.float64)
+        case _:
+            blocks = raw.reshape(view.rows, -1)
+            return gguf.quants.dequantize(blocks, GGUF_TYPES[view.type]).astype(np.float64)
+
+
+def to_bf16(values: NDArray[Any]) -> Array:
+    """Rounded to bfloat16, to nearest even, and back."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    rounded = bits + 0x7FFF + ((bits >> 16) & 1)
+    return (rounded & np.uint32(0xFFFF0000)).view(np.float32)
+
+
+def compile_rows(
+    backend: Any,
+    body: Body,
+    rows: Array,
+    weights: Mapping[str, TensorView] | None = None,
+    kv: KvLayout | None = None,
+    max_tokens: int = 512,
+) -> Program:
+    """A program whose token i enters as `rows[i]`."""
+    table = backend.load_weight(view_of(rows))
+    handles = {name: backend.load_weight(view) for name, view in (weights or {}).items()}
+
+    def forward(ops: Any) -> Any:
+        return ops.select_logit_rows(body(ops, ops.embed(table), handles))
+
+    program: Program = backend.compile(forward, kv or KvLayout(1, 1, 2, 64), max_tokens)
+    return program
+
+
+def run(program: Program, batch: StepBatch) -> Array:
+    program.run(batch)
+    return np.array(program.logits(), np.float32)
+
+
+def batch_of(
+    *seqs: tuple[Sequence[int], int, Sequence[int]], logit_rows: Sequence[int] | None = None
+) -> StepBatch:
+    """A batch of (tokens, first position, block table); all rows are wanted unless told."""
+    tokens = [token for seq in seqs for token in seq[0]]
+    starts = [0]
+    for seq in seqs:
+        starts.append(starts[-1] + len(seq[0]))
+    return StepBatch(
+        tokens=tokens,
+        token_starts=starts,
+        positions=[seq[1] for seq in seqs],
+        block_tables=[list(seq[2]) for seq in seqs],  # type: ignore[misc]
+        logit_rows=range(len(tokens)) if logit_rows is None else logit_rows,
+    )
+
+
+def apply(
+    backend: Any, body: Body, rows: Array, weights: Mapping[str, TensorView] | None = None
+) -> Array:
+    """`body` on all rows at once, as one sequence."""
+    program = compile_rows(backend, body, rows, weights, max_tokens=max(512, len(rows)))
+    num_blocks = -(-len(rows) // 16)
+    return run(program, batch_of((range(len(rows)), 0, range(num_blocks))))
+
+
+def rotated(x: NDArray[Any], positions: Sequence[int], rope: Rope) -> NDArray[np.float64]:
+    """The rotary embedding of x [N, heads, D] in float64, pair by pair."""
+    out = x.astype(np.float64).copy()
+    half = len(rope.inv_freq)
+    for n, position in enumerate(positions):
+        for i, frequency in enumerate(rope.inv_freq):
+            a, b = (2 * i, 2 * i + 1) if rope.interleaved else (i, i + half)
+            cos, sin = np.cos(position * frequency), np.sin(position * frequency)
+            first, second = out[n, :, a].copy(), out[n, :, b].copy()
+            out[n, :, a] = first * cos - second * sin
+            out[n, :, b] = first * sin + second * cos
+    return out
+
+
+def attended(rows: Array, spec: AttentionSpec, rope: Rope) -> NDArray[np.float64]:
+    """Causal attention over one sequence of qkv rows, query by query, with K and V in bf16."""
+    num_heads, num_kv_heads, dim = spec.num_heads, spec.num_kv_heads, spec.head_dim
+    heads = rows.reshape(len(rows), -1, dim)
+    positions = range(len(rows))
+    q = rotated(heads[:, :num_heads], positions, rope)
+    k = to_bf16(rotated(heads[:, num_heads : num_heads + num_kv_heads], positions, rope))
+    v = to_bf16(heads[:, num_heads + num_kv_heads :])
+    out = np.zeros((len(rows), num_heads, dim))
+    for n in positions:
+        for h in range(num_heads):
+            group = h * num_kv_heads // num_heads
+            scores = k[: n + 1, group].astype(np.float64) @ q[n, h] * spec.scale
+            weights = np.exp(scores - scores.max())
+            out[n, h] = weights / weights.sum() @ v[: n + 1, group]
+    return out.reshape(len(rows), -1)
