@@ -90,7 +90,7 @@ class FittedCostModel(msgspec.Struct, frozen=True, kw_only=True):
 
     def step_ns(self, shape: StepShape) -> Ns:
         n = shape.num_tokens
-        low = min(max(bisect_right(KNOTS, n) - 1, 0), len(KNOTS) - 2)
+        low = bisect_right(KNOTS, n, 1, len(KNOTS) - 1) - 1
         start_ns, end_ns = self.knot_ns[low], self.knot_ns[low + 1]
         total = (
             start_ns

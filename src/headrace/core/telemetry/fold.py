@@ -5,15 +5,18 @@ Memory is bounded by the sequences that live; the work is O(1) for each token.
 """
 
 from collections.abc import Sequence
+from typing import assert_never
 
 from headrace.core.base.events import (
     Admitted,
     Arrive,
+    CallAt,
     CopyDone,
     Emit,
     EngineEffect,
     EngineEvent,
     Finish,
+    KvChanged,
     Preempted,
     Reject,
     StartCopy,
@@ -72,34 +75,32 @@ class Telemetry:
         return records
 
     def _apply(self, now: Ns, effect: EngineEffect, records: list[RequestRecord]) -> None:
+        if isinstance(effect, StartStep):
+            self._start_step(now, effect.plan)
+            return
+        if isinstance(effect, CallAt | KvChanged) or effect.seq_id is None:
+            return
+        life = self._lives.get(effect.seq_id)
+        if life is None:
+            return
         match effect:
-            case StartStep(plan):
-                self._start_step(now, plan)
-            case Finish(seq_id):
-                life = self._lives.pop(seq_id, None)
-                if life is not None:
-                    records.append(life.record(now, effect))
-            case Reject(seq_id):
-                self._lives.pop(seq_id, None)
-            case Admitted(seq_id) | Emit(seq_id) | Preempted(seq_id) | StartCopy(seq_id=seq_id):
-                life = None if seq_id is None else self._lives.get(seq_id)
-                if life is not None:
-                    self._apply_to(life, now, effect)
-
-    def _apply_to(
-        self, life: Life, now: Ns, effect: Admitted | Emit | Preempted | StartCopy
-    ) -> None:
-        match effect:
-            case Admitted(_, num_cached):
-                life.admit(now, num_cached)
-            case Emit(_, tokens):
-                if tokens:
-                    life.emit(now, len(tokens))
-            case Preempted(_, _, num_lost):
-                life.preempt(now, num_lost)
-            case StartCopy(copy_id, is_handoff=is_handoff):
+            case Emit():
+                if effect.tokens:
+                    life.emit(now, len(effect.tokens))
+            case Admitted():
+                life.admit(now, effect.num_cached_tokens)
+            case Preempted():
+                life.preempt(now, effect.num_lost_tokens)
+            case StartCopy(copy_id):
                 self._copies[copy_id] = life.seq_id
-                life.start_copy(now, copy_id, is_handoff=is_handoff)
+                life.start_copy(now, copy_id, is_handoff=effect.is_handoff)
+            case Finish():
+                del self._lives[effect.seq_id]
+                records.append(life.record(now, effect))
+            case Reject():
+                del self._lives[effect.seq_id]
+            case _:
+                assert_never(effect)
 
     # ---- steps
 
@@ -109,7 +110,7 @@ class Telemetry:
             life = self._lives.get(seq_id)
             if life is not None:
                 life.start_step(now)
-        self._step = RunningStep(plan.step_id, now, shares, self.cost)
+        self._step = RunningStep(plan, now, shares, self.cost)
         self._ledger.start(self._step)
 
     def _share(self, seq: SeqStep) -> Share:

@@ -25,7 +25,7 @@ from headrace.core.telemetry.parts import (
     TimeParts,
 )
 from headrace.core.telemetry.record import ITL_BOUNDS_NS, ItlSummary, RequestRecord
-from headrace.core.telemetry.steps import Share, Split, StepLedger
+from headrace.core.telemetry.steps import Share, StepLedger
 
 
 class Life:
@@ -73,7 +73,7 @@ class Life:
         self.copies: dict[int, int] = {}  # copies that it waits for, with the cause of the wait
         self.mark_ns = now
         self._ledger = ledger
-        self._ledger_mark = (0, 0)
+        self._ledger_mark = ledger.at(now)
         self._spent = [0] * len(Cause)
         self._spent[ROUTER_WAIT] = now - self.arrived_ns
         self._ttft_spent: list[int] | None = None
@@ -87,31 +87,33 @@ class Life:
     def pass_time(self, now: Ns) -> None:
         """Account for time outside steps that contain the sequence."""
         gap_ns = now - self.mark_ns
+        if not gap_ns:
+            return
+        spent = self._spent
         prefill, decode = self._ledger.at(now)
-        if gap_ns:
-            spent = self._spent
-            if self.regain or (self.is_waiting and self.num_preemptions):
-                spent[PREEMPTION] += gap_ns
-            elif self.copies:
-                spent[max(self.copies.values())] += gap_ns
-            elif self.is_waiting:
-                spent[QUEUE] += gap_ns
-            else:  # admitted, but the steps' budgets went to others
-                prefill_ns = prefill - self._ledger_mark[0]
-                decode_ns = decode - self._ledger_mark[1]
-                spent[OTHERS_PREFILL] += prefill_ns
-                spent[DECODE_INTERFERENCE] += decode_ns
-                spent[QUEUE] += gap_ns - prefill_ns - decode_ns
+        if self.regain or (self.is_waiting and self.num_preemptions):
+            spent[PREEMPTION] += gap_ns
+        elif self.copies:
+            spent[max(self.copies.values())] += gap_ns
+        elif self.is_waiting:
+            spent[QUEUE] += gap_ns
+        else:  # admitted, but the steps' budgets went to others
+            prefill_ns = prefill - self._ledger_mark[0]
+            decode_ns = decode - self._ledger_mark[1]
+            spent[OTHERS_PREFILL] += prefill_ns
+            spent[DECODE_INTERFERENCE] += decode_ns
+            spent[QUEUE] += gap_ns - prefill_ns - decode_ns
         self.mark_ns = now
         self._ledger_mark = (prefill, decode)
 
-    def pass_step(self, now: Ns, share: Share, split: Split) -> None:
+    def pass_step(self, now: Ns, share: Share, split: tuple[int, int, int, int]) -> None:
         """Account for a step that contained the sequence."""
-        own = DECODE if share.starts_output else OWN_PREFILL
-        self._spent[own] += split.own_ns
-        self._spent[PREEMPTION] += split.lost_ns
-        self._spent[OTHERS_PREFILL] += split.others_prefill_ns
-        self._spent[DECODE_INTERFERENCE] += split.others_decode_ns
+        own, lost, others_prefill, others_decode = split
+        spent = self._spent
+        spent[DECODE if share.starts_output else OWN_PREFILL] += own
+        spent[PREEMPTION] += lost
+        spent[OTHERS_PREFILL] += others_prefill
+        spent[DECODE_INTERFERENCE] += others_decode
         if share.end >= self.regain:
             self.regain = 0
         self._leave_step(now)
@@ -160,24 +162,20 @@ class Life:
         """Tokens were sent. Those of one Emit have gaps of 0 between them."""
         if self.last_token_ns is None:
             self.first_token_ns = now
-            self._ttft_spent = self._spent.copy()
-            self._note_gaps(Ns(0), num_tokens - 1, 0)
+            self._ttft_spent = self._token_spent = self._spent.copy()
         else:
-            gap_ns = Ns(now - self.last_token_ns)
-            self._note_gaps(gap_ns, 1, bisect_left(ITL_BOUNDS_NS, gap_ns))
-            self._note_gaps(Ns(0), num_tokens - 1, 0)
+            self._note_gap(Ns(now - self.last_token_ns))
         self.last_token_ns = now
-        self._token_spent = self._spent.copy()
+        for _ in range(num_tokens - 1):
+            self._note_gap(Ns(0))
 
-    def _note_gaps(self, gap_ns: Ns, count: int, bucket: int) -> None:
-        if not count:
-            return
-        self._gaps[bucket] += count
+    def _note_gap(self, gap_ns: Ns) -> None:
+        self._gaps[bisect_left(ITL_BOUNDS_NS, gap_ns)] += 1
+        before, self._token_spent = self._token_spent, self._spent.copy()
         if gap_ns > self._max_gap_ns:
             self._max_gap_ns = gap_ns
-            before = self._token_spent or self._spent
             self._gap_spent = [
-                after - start for after, start in zip(self._spent, before, strict=True)
+                end - start for end, start in zip(self._token_spent, before, strict=True)
             ]
 
     # ---- its end
