@@ -1,0 +1,92 @@
+"""The C++ extension. See csrc/module.cpp."""
+
+from collections.abc import Sequence
+
+Choice = tuple[
+    float,  # temperature
+    float,  # top_p
+    int,  # top_k
+    float,  # min_p
+    int,  # seed
+    int,  # choice
+    int,  # position
+    float,  # presence_penalty
+    float,  # frequency_penalty
+    float,  # repetition_penalty
+    Sequence[tuple[int, float]],  # logit_bias
+    Sequence[int],  # banned
+    Sequence[int],  # prompt_tokens
+    Sequence[int],  # output_tokens
+]
+Row = tuple[Choice | None, int | None, int | None]  # choice, target, num_top
+ScoredToken = tuple[int, float, int, tuple[tuple[int, float], ...]]  # token, logprob, rank, top
+
+class Fault(Exception): ...
+
+def usable_isas() -> list[str]: ...
+def fastest_isa() -> str: ...
+def has_bf16(isa: str) -> bool: ...
+def philox(seed: int, choice: int, position: int) -> int: ...
+def philox4x32(counter: Sequence[int], key: Sequence[int]) -> list[int]: ...
+
+class Pool:
+    def __init__(self, threads: int) -> None: ...
+    @property
+    def threads(self) -> int: ...
+
+class Weight:
+    def __init__(
+        self, pool: Pool, type: str, rows: int, cols: int, data: memoryview
+    ) -> None: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def cols(self) -> int: ...
+    @property
+    def bytes(self) -> int: ...
+
+class Program:
+    def __init__(
+        self,
+        pool: Pool,
+        isa: str,
+        bf16: bool,
+        num_layers: int,
+        num_kv_heads: int,
+        head_dim: int,
+        num_blocks: int,
+        max_tokens: int,
+    ) -> None: ...
+    def embed(self, table: Weight) -> int: ...
+    def rms_norm(self, x: int, weight: Weight, eps: float) -> int: ...
+    def linear(
+        self, x: int, weights: tuple[Weight, ...], biases: tuple[Weight | None, ...]
+    ) -> int: ...
+    def add(self, x: int, y: int) -> int: ...
+    def silu_mul(self, gate_up: int) -> int: ...
+    def attention(
+        self,
+        qkv: int,
+        layer: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        scale: float,
+        inv_freq: Sequence[float],
+        interleaved: bool,
+    ) -> int: ...
+    def select_logit_rows(self, x: int) -> int: ...
+    def seal(self, logits: int) -> None: ...
+    def run(
+        self,
+        tokens: Sequence[int],
+        token_starts: Sequence[int],
+        positions: Sequence[int],
+        block_tables: Sequence[Sequence[int]],
+        logit_rows: Sequence[int],
+    ) -> None: ...
+    def finish_rows(self, requests: Sequence[Row]) -> list[ScoredToken]: ...
+    def logits(self) -> list[list[float]]: ...
+    def copy_blocks(self, copies: Sequence[tuple[int, int, int]]) -> None: ...
+    @property
+    def activation_bytes(self) -> int: ...

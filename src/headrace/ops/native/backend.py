@@ -1,0 +1,227 @@
+"""`Backend` over the C++ extension: record a forward pass once, then run every step in one call.
+
+The arithmetic is fixed: each output of `linear` is one chain of fused multiply-adds over the inputs in order, with
+weights dequantised exactly as their format says, and attention walks the blocks of a sequence in order. So results
+depend neither on the rows computed together nor on threads or instruction set. The exception is
+`activations="bf16"`, a faster arithmetic of its own for BF16 weights (AVX-512 BF16): still the same whatever the
+batch, but not the bits of float32.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from headrace.core.base.errors import ConfigError, DeviceError
+from headrace.core.base.plan import BlockCopy, TokenLogprob
+from headrace.ops.interface import (
+    AttentionSpec,
+    Forward,
+    KvLayout,
+    Rope,
+    RowRequest,
+    RowResult,
+    StepBatch,
+    TensorView,
+)
+from headrace.ops.native import _native
+
+_BLOCK_TOKENS = 16  # of the kernels' KV layout
+
+
+def default_threads() -> int:
+    """CPUs this process may use: its affinity mask, capped by its control group's quota."""
+    if not hasattr(os, "sched_getaffinity"):
+        return os.cpu_count() or 1
+    allowed = len(os.sched_getaffinity(0))
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return allowed
+    return allowed if quota == "max" else max(1, min(allowed, -(-int(quota) // int(period))))
+
+
+@contextmanager
+def _faults() -> Iterator[None]:
+    """Faults of the extension as errors of the tree."""
+    try:
+        yield
+    except _native.Fault as fault:
+        raise DeviceError(str(fault)) from None
+
+
+class NativeBackend:
+    """Computes on the CPU with `threads` threads (0 = all CPUs of this process).
+
+    `isa` is one of `usable_isas()` or "auto"; `activations` is "f32", "bf16" (BF16 weights only; needs AVX-512 BF16) or
+    "auto", which means "bf16" where the CPU has it. Raises ConfigError for what this machine cannot do.
+    """
+
+    name = "native"
+    batch_invariant = True
+
+    def __init__(self, threads: int = 0, isa: str = "auto", activations: str = "auto") -> None:
+        usable = _native.usable_isas()
+        if isa != "auto" and isa not in usable:
+            raise ConfigError("instruction set is not usable here", isa=isa, usable=", ".join(usable))
+        if activations not in ("auto", "f32", "bf16"):
+            raise ConfigError("activations must be auto, f32 or bf16", activations=activations)
+        if not 0 <= threads <= 1024:
+            raise ConfigError("threads must be in 0..1024", threads=threads)
+        self.isa = _native.fastest_isa() if isa == "auto" else isa
+        has_bf16 = _native.has_bf16(self.isa)
+        if activations == "bf16" and not has_bf16:
+            raise ConfigError(
+                "this CPU has no bf16 dot product", isa=self.isa, hint="set activations to f32 or auto"
+            )
+        self.bf16 = has_bf16 and activations != "f32"
+        self._pool = _native.Pool(threads or default_threads())
+        self._weight_bytes = 0
+
+    @property
+    def threads(self) -> int:
+        return self._pool.threads
+
+    def load_weight(self, view: TensorView) -> _native.Weight:
+        """Copy the weight into panels of 16 outputs, in its own type."""
+        with _faults():
+            weight = _native.Weight(self._pool, view.type.value, view.rows, view.cols, view.data)
+        self._weight_bytes += weight.bytes
+        return weight
+
+    def weight_bytes(self) -> int:
+        return self._weight_bytes
+
+    def compile(
+        self, forward: Forward[int, _native.Weight], kv: KvLayout, max_tokens: int
+    ) -> "NativeProgram":
+        if kv.block_size != _BLOCK_TOKENS or kv.dtype != "bf16":
+            raise DeviceError(
+                "the native backend stores blocks of 16 tokens in bf16",
+                block_size=kv.block_size,
+                dtype=kv.dtype,
+            )
+        with _faults():
+            program = _native.Program(
+                self._pool,
+                self.isa,
+                self.bf16,
+                kv.num_layers,
+                kv.num_kv_heads,
+                kv.head_dim,
+                kv.num_blocks,
+                max_tokens,
+            )
+            program.seal(forward(_Recorder(program)))
+        return NativeProgram(program)
+
+
+class _Recorder:
+    """`Ops` whose handles are the program's registers."""
+
+    def __init__(self, program: _native.Program) -> None:
+        self._program = program
+
+    def embed(self, table: _native.Weight) -> int:
+        return self._program.embed(table)
+
+    def rms_norm(self, x: int, weight: _native.Weight, eps: float) -> int:
+        return self._program.rms_norm(x, weight, eps)
+
+    def linear(
+        self,
+        x: int,
+        weights: Sequence[_native.Weight],
+        biases: Sequence[_native.Weight | None] = (),
+    ) -> int:
+        return self._program.linear(x, tuple(weights), tuple(biases))
+
+    def add(self, x: int, y: int) -> int:
+        return self._program.add(x, y)
+
+    def silu_mul(self, gate_up: int) -> int:
+        return self._program.silu_mul(gate_up)
+
+    def attention(self, qkv: int, layer: int, spec: AttentionSpec, rope: Rope) -> int:
+        return self._program.attention(
+            qkv,
+            layer,
+            spec.num_heads,
+            spec.num_kv_heads,
+            spec.head_dim,
+            spec.scale,
+            rope.inv_freq,
+            rope.interleaved,
+        )
+
+    def select_logit_rows(self, x: int) -> int:
+        return self._program.select_logit_rows(x)
+
+
+class NativeProgram:
+    """`Program` in C++. The interpreter lock is free while a step runs."""
+
+    def __init__(self, program: _native.Program) -> None:
+        self._program = program
+
+    @property
+    def activation_bytes(self) -> int:
+        """Most bytes that activations can occupy; pages that no step has needed yet cost nothing."""
+        return self._program.activation_bytes
+
+    def run(self, batch: StepBatch) -> None:
+        with _faults():
+            self._program.run(
+                batch.tokens,
+                batch.token_starts,
+                batch.positions,
+                batch.block_tables,
+                batch.logit_rows,
+            )
+
+    def finish_rows(self, requests: Sequence[RowRequest]) -> list[RowResult]:
+        with _faults():
+            rows = self._program.finish_rows([_row(request) for request in requests])
+        return [
+            RowResult(
+                token=token,
+                logprob=None if request.num_top is None else TokenLogprob(token, logprob, rank, top),
+            )
+            for request, (token, logprob, rank, top) in zip(requests, rows, strict=True)
+        ]
+
+    def logits(self) -> list[list[float]]:
+        return self._program.logits()
+
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        with _faults():
+            self._program.copy_blocks([(copy.src, copy.dst, copy.num_tokens) for copy in copies])
+
+
+def _row(request: RowRequest) -> "_native.Row":
+    spec = request.sample
+    if spec is None:
+        return None, request.target, request.num_top
+    params = spec.params
+    choice = (
+        params.temperature,
+        params.top_p,
+        params.top_k,
+        params.min_p,
+        params.seed,
+        params.choice,
+        spec.position,
+        params.presence_penalty,
+        params.frequency_penalty,
+        params.repetition_penalty,
+        params.logit_bias,
+        spec.banned,
+        spec.prompt_tokens,
+        spec.output_tokens,
+    )
+    return choice, request.target, request.num_top
+
+
+def usable_isas() -> list[str]:
+    """Instruction sets that are compiled in and that this CPU has, slowest first."""
+    return _native.usable_isas()

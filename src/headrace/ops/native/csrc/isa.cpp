@@ -1,0 +1,59 @@
+#include "isa.h"
+
+#include "memory.h"
+
+namespace headrace {
+
+#if !defined(HEADRACE_HAVE_AVX2)
+const Kernels* avx2_kernels() { return nullptr; }
+#endif
+#if !defined(HEADRACE_HAVE_AVX512)
+const Kernels* avx512_kernels() { return nullptr; }
+#endif
+
+namespace {
+
+bool cpu_has_avx2() {
+#if defined(HEADRACE_HAVE_AVX2)
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+#else
+  return false;
+#endif
+}
+
+bool cpu_has_avx512() {
+#if defined(HEADRACE_EMULATE_AVX512)
+  return true;
+#elif defined(HEADRACE_HAVE_AVX512)
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+         __builtin_cpu_supports("avx512bf16");
+#else
+  return false;
+#endif
+}
+
+}  // namespace
+
+std::vector<const Kernels*> usable_kernels() {
+  std::vector<const Kernels*> usable{portable_kernels()};
+  if (cpu_has_avx2()) usable.push_back(avx2_kernels());
+  if (cpu_has_avx512()) usable.push_back(avx512_kernels());
+  return usable;
+}
+
+const Kernels& find_kernels(const std::string& name) {
+  const auto usable = usable_kernels();
+#if defined(HEADRACE_EMULATE_AVX512)
+  if (name == "auto" && usable.size() > 2) return *usable[usable.size() - 2];
+#endif
+  if (name == "auto") return *usable.back();
+  std::string names;
+  for (const Kernels* kernels : usable) {
+    if (name == kernels->name) return *kernels;
+    names += names.empty() ? kernels->name : std::string(", ") + kernels->name;
+  }
+  fail("instruction set ", name, " is not usable here, only ", names);
+}
+
+}  // namespace headrace

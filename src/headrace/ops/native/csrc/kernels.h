@@ -1,0 +1,115 @@
+// The arithmetic of every operation, compiled once for each instruction set.
+//
+// A kernel gives each output element by a fixed sequence of operations that depends on nothing but its inputs: not on
+// the rows computed beside it, the thread, the chunk, or the instruction set.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace headrace {
+
+inline constexpr int kLanes = 16;
+inline constexpr int kBlockTokens = 16;
+inline constexpr int kMaxHeadDim = 256;
+
+// One pass of online softmax covers this many blocks; passes are merged in order. A fixed length lets several threads
+// share one long sequence and still give the bits that one thread gives.
+inline constexpr int kSegmentBlocks = 16;
+
+// (query, head) rows that share one walk over the keys.
+inline constexpr int kAttentionRows = 48;
+
+enum class WeightType : uint8_t { f32, f16, bf16, q4_0, q4_1, q8_0 };
+
+// Weights of 16 outputs ("lanes"), as a run of records along the input dimension:
+//   f32, f16     record = 8 inputs:  [8][16]
+//   bf16         record = 8 inputs:  [4 pairs][16 lanes][2], the pair order of the dot-product instructions
+//   q8_0         record = 32 inputs: f16 scale[16], int8 [32][16]
+//   q4_1, q4_0   record = 32 inputs: f16 scale[16], (q4_1: f16 min[16]), uint32 [4][16];
+//                input 4 * j + w is nibble j of word w
+constexpr int record_inputs(WeightType type) {
+  return type == WeightType::f32 || type == WeightType::f16 || type == WeightType::bf16 ? 8 : 32;
+}
+constexpr size_t record_bytes(WeightType type) {
+  switch (type) {
+    case WeightType::f32: return 8 * 16 * 4;
+    case WeightType::f16: return 8 * 16 * 2;
+    case WeightType::bf16: return 8 * 16 * 2;
+    case WeightType::q4_0: return 16 * 18;
+    case WeightType::q4_1: return 16 * 20;
+    case WeightType::q8_0: return 16 * 34;
+  }
+  return 0;
+}
+
+// Some rows times some panels of one weight: out[r][n] = chain over k of fma(w[n][k], x[r][k], acc), acc = 0 at first,
+// then + bias[n] and + residual[r][n] where given.
+struct LinearSpan {
+  WeightType type;
+  const std::byte* panels;
+  size_t panel_bytes;
+  int num_panels;
+  int num_outputs;  // the last panel may be partly padding
+  int num_inputs;
+  const float* x;
+  const uint16_t* x_bf16;  // rows rounded to bf16 and padded to an even length (linear_bf16 only)
+  size_t x_stride;
+  int rows;
+  float* out;
+  size_t out_stride;
+  const float* bias;      // of the first panel's first output; may be null
+  const float* residual;  // may be null
+  size_t residual_stride;
+};
+
+// One row of q, k, v: rotate q into `q_out`; rotate k and append k and v, rounded to bf16, to a KV block.
+struct RopeRow {
+  const float* qkv;
+  const float* cos;  // [head_dim / 2]
+  const float* sin;
+  bool interleaved;
+  int num_heads, num_kv_heads, head_dim;
+  float* q_out;
+  std::byte* block;  // of the row's layer
+  int slot;          // token within the block
+};
+
+// Rows (query, head of one KV group) that attend to the same keys. A KV block holds, for each KV head, keys
+// [head_dim][16 tokens] and values [16 tokens][head_dim] in bf16.
+struct AttentionTile {
+  const std::byte* kv;  // block 0, at the tile's layer and KV head
+  size_t block_stride;
+  const int32_t* table;
+  int position;         // of query 0
+  int heads_per_group;
+  float* q_out;  // query 0, first head of the group: rotated queries on entry, results on exit
+  size_t stride;
+  int head_dim;
+  float scale;
+  int first_row, num_rows;  // row r is query r / heads_per_group, head r % heads_per_group
+  int first_segment, end_segment;
+  float* partial;  // null: all segments are covered; else [num_rows][head_dim + 2] for one segment
+};
+
+struct Kernels {
+  const char* name;
+  void (*linear)(const LinearSpan&);
+  void (*linear_bf16)(const LinearSpan&);  // null where the instruction set has no bf16 dot product
+  void (*to_bf16)(const float* x, int n, uint16_t* out);
+  void (*weight_row)(WeightType, const std::byte* panel, int lane, int num_inputs, float* out);
+  void (*add)(const float* x, const float* y, int n, float* out);
+  // out = norm(x), or, where y is given, sum = x + y and out = norm(sum).
+  void (*rms_norm)(const float* x, const float* y, float* sum, const float* weight, float eps, int n, float* out);
+  void (*silu_mul)(const float* gate_up, int n, float* out);
+  void (*rope_row)(const RopeRow&);
+  void (*attend)(const AttentionTile&);
+  // Merge the partial results of a tile's segments, `step` floats apart.
+  void (*merge_segments)(const AttentionTile&, const float* partials, size_t step, int num_segments);
+};
+
+const Kernels* portable_kernels();
+const Kernels* avx2_kernels();    // null where not compiled in
+const Kernels* avx512_kernels();  // null where not compiled in
+
+}  // namespace headrace

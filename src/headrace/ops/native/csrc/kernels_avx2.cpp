@@ -1,0 +1,17 @@
+#define HEADRACE_ISA avx2
+#include "kernels.h"
+#include "simd_avx2.h"
+#include "kernels_linear.inl"
+#include "kernels_rows.inl"
+#include "kernels_attention.inl"
+
+namespace headrace {
+
+const Kernels* avx2_kernels() {
+  using namespace avx2;
+  static constexpr Kernels kernels{"avx2", linear, nullptr, to_bf16, weight_row, add_row, rms_norm,
+                                   silu_mul, rope_row, attend, merge_segments};
+  return &kernels;
+}
+
+}  // namespace headrace

@@ -1,0 +1,66 @@
+#define HEADRACE_ISA avx512
+#include "kernels.h"
+#include "simd_avx512.h"
+#include "kernels_linear.inl"
+#include "kernels_rows.inl"
+#include "kernels_attention.inl"
+
+namespace headrace {
+namespace avx512 {
+namespace {
+
+#ifdef __AVX512BF16__
+// acc += w[2i] x[2i] + w[2i + 1] x[2i + 1], inputs in bf16, pairs in order.
+template <int R>
+void dot_rows(const LinearSpan& s, const std::byte* panel, const uint16_t* x, float* sums) {
+  const auto* w = reinterpret_cast<const uint32_t*>(panel);
+  const int pairs = (s.num_inputs + 1) / 2;
+  F acc[R];
+  for (int r = 0; r < R; ++r) acc[r] = zero();
+  for (int i = 0; i < pairs; ++i) {
+    const auto weight = reinterpret_cast<__m512bh>(load_u32(w + i * kLanes));
+    for (int r = 0; r < R; ++r) {
+      int pair;
+      __builtin_memcpy(&pair, x + r * s.x_stride + 2 * i, sizeof pair);
+      acc[r] = _mm512_dpbf16_ps(acc[r], weight, reinterpret_cast<__m512bh>(_mm512_set1_epi32(pair)));
+    }
+  }
+  for (int r = 0; r < R; ++r) store(sums + r * kLanes, acc[r]);
+}
+
+template <int R = kTileRows>
+void dot_any(int rows, const LinearSpan& s, const std::byte* panel, const uint16_t* x, float* sums) {
+  if constexpr (R > 0) {
+    if (rows == R) return dot_rows<R>(s, panel, x, sums);
+    dot_any<R - 1>(rows, s, panel, x, sums);
+  }
+}
+
+void linear_bf16(const LinearSpan& s) {
+  alignas(64) float sums[kTileRows * kLanes];
+  for (int panel = 0; panel < s.num_panels; ++panel) {
+    const int num_tiles = (s.rows + kTileRows - 1) / kTileRows;
+    for (int t = 0, row = 0; t < num_tiles; ++t) {
+      const int height = (s.rows - row) / (num_tiles - t);
+      dot_any(height, s, s.panels + panel * s.panel_bytes, s.x_bf16 + row * s.x_stride, sums);
+      finish_panel(s, panel, height, sums, kLanes, row);
+      row += height;
+    }
+  }
+}
+constexpr auto kLinearBf16 = &linear_bf16;
+#else
+constexpr void (*kLinearBf16)(const LinearSpan&) = nullptr;
+#endif
+
+}  // namespace
+}  // namespace avx512
+
+const Kernels* avx512_kernels() {
+  using namespace avx512;
+  static constexpr Kernels kernels{"avx512", linear, kLinearBf16, to_bf16, weight_row, add_row, rms_norm,
+                                   silu_mul, rope_row, attend, merge_segments};
+  return &kernels;
+}
+
+}  // namespace headrace

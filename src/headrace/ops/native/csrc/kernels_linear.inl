@@ -1,0 +1,305 @@
+// Linear layers. Included once for each instruction set, after its simd header.
+
+namespace headrace::HEADRACE_ISA {
+namespace {
+
+// ---- Decoders: the weights of 16 outputs at inputs 0, 1, 2, ... of one record, in order ----
+
+struct DecodeF32 {
+  static constexpr WeightType kType = WeightType::f32;
+  const float* data;
+  HR_INLINE DecodeF32 open(const std::byte* record) { return {reinterpret_cast<const float*>(record)}; }
+  template <int K>
+  __attribute__((always_inline)) F weight() {
+    return load(data + K * kLanes);
+  }
+};
+
+struct DecodeF16 {
+  static constexpr WeightType kType = WeightType::f16;
+  const uint16_t* data;
+  HR_INLINE DecodeF16 open(const std::byte* record) { return {reinterpret_cast<const uint16_t*>(record)}; }
+  template <int K>
+  __attribute__((always_inline)) F weight() {
+    return from_f16(data + K * kLanes);
+  }
+};
+
+struct DecodeBF16 {
+  static constexpr WeightType kType = WeightType::bf16;
+  const uint32_t* data;
+  HR_INLINE DecodeBF16 open(const std::byte* record) { return {reinterpret_cast<const uint32_t*>(record)}; }
+  template <int K>
+  __attribute__((always_inline)) F weight() {
+    const I pair = load_u32(data + K / 2 * kLanes);
+    return as_float(K % 2 == 0 ? shift_left<16>(pair) : bit_and(pair, 0xffff0000u));
+  }
+};
+
+struct DecodeQ8 {
+  static constexpr WeightType kType = WeightType::q8_0;
+  F scale;
+  const int8_t* data;
+  HR_INLINE DecodeQ8 open(const std::byte* record) {
+    return {from_f16(reinterpret_cast<const uint16_t*>(record)), reinterpret_cast<const int8_t*>(record) + 32};
+  }
+  template <int K>
+  __attribute__((always_inline)) F weight() {
+    return mul(from_i8(data + K * kLanes), scale);
+  }
+};
+
+// A nibble is masked where it lies, so it reads q * 16^j; the scale is divided by 16 from nibble to nibble to match.
+// Powers of two change no rounding: the weight is exactly fma(q, scale, min). The top nibble is shifted down instead,
+// because its mask would touch the sign.
+struct DecodeQ4 {
+  F scale0, scale, min;
+  const uint32_t* words;
+  template <int K>
+  __attribute__((always_inline)) F weight() {
+    constexpr int j = K / 4;
+    if constexpr (j > 0 && K % 4 == 0) scale = j == 7 ? scale0 : mul(scale, set1(0.0625f));
+    const I word = load_u32(words + K % 4 * kLanes);
+    const F q = to_float(j == 7 ? shift_right<28>(word) : bit_and(word, 0xfu << (4 * j)));
+    return fma(q, scale, min);
+  }
+};
+
+struct DecodeQ4_1 : DecodeQ4 {
+  static constexpr WeightType kType = WeightType::q4_1;
+  HR_INLINE DecodeQ4_1 open(const std::byte* record) {
+    const auto* half = reinterpret_cast<const uint16_t*>(record);
+    const F scale = from_f16(half);
+    return {{scale, scale, from_f16(half + 16), reinterpret_cast<const uint32_t*>(record + 64)}};
+  }
+};
+
+struct DecodeQ4_0 : DecodeQ4 {  // (q - 8) * d = fma(q, d, -8 * d), both exact up to the one rounding
+  static constexpr WeightType kType = WeightType::q4_0;
+  HR_INLINE DecodeQ4_0 open(const std::byte* record) {
+    const F scale = from_f16(reinterpret_cast<const uint16_t*>(record));
+    return {{scale, scale, mul(scale, set1(-8.0f)), reinterpret_cast<const uint32_t*>(record + 32)}};
+  }
+};
+
+template <class Use>
+HR_INLINE void with_decoder(WeightType type, Use use) {
+  switch (type) {
+    case WeightType::f32: return use(DecodeF32{});
+    case WeightType::f16: return use(DecodeF16{});
+    case WeightType::bf16: return use(DecodeBF16{});
+    case WeightType::q4_0: return use(DecodeQ4_0{});
+    case WeightType::q4_1: return use(DecodeQ4_1{});
+    case WeightType::q8_0: return use(DecodeQ8{});
+  }
+}
+
+// Calls step<0>, step<1>, ... step<N - 1>.
+template <int N, int K = 0, class Step>
+HR_INLINE void unrolled(Step& step) {
+  if constexpr (K < N) {
+    step.template at<K>();
+    unrolled<N, K + 1>(step);
+  }
+}
+
+// ---- The register tile: c[r][16] (+)= a[r][k] * b[k][16], k in order ----
+
+template <int R>
+HR_INLINE void tile(const float* b, size_t b_stride, const float* a, size_t a_stride, float* c, size_t c_stride,
+                    int depth, bool accumulate) {
+  F acc[R];
+  for (int r = 0; r < R; ++r) acc[r] = accumulate ? load(c + r * c_stride) : zero();
+  for (int k = 0; k < depth; ++k) {
+    const F w = load(b + k * b_stride);
+    for (int r = 0; r < R; ++r) acc[r] = fma(w, set1(a[r * a_stride + k]), acc[r]);
+  }
+  for (int r = 0; r < R; ++r) store(c + r * c_stride, acc[r]);
+}
+
+template <int R = kTileRows>
+void tile_rows(int rows, const float* b, size_t b_stride, const float* a, size_t a_stride, float* c, size_t c_stride,
+               int depth, bool accumulate) {
+  if constexpr (R > 0) {
+    if (rows == R) return tile<R>(b, b_stride, a, a_stride, c, c_stride, depth, accumulate);
+    tile_rows<R - 1>(rows, b, b_stride, a, a_stride, c, c_stride, depth, accumulate);
+  }
+}
+
+// All rows, in tiles of nearly equal height: a tile of one or two rows would wait for its own sums.
+void matmul(int rows, const float* b, size_t b_stride, const float* a, size_t a_stride, float* c, size_t c_stride,
+            int depth, bool accumulate) {
+  const int num_tiles = (rows + kTileRows - 1) / kTileRows;
+  for (int t = 0, row = 0; t < num_tiles; ++t) {
+    const int height = (rows - row) / (num_tiles - t);
+    tile_rows(height, b, b_stride, a + row * a_stride, a_stride, c + row * c_stride, c_stride, depth, accumulate);
+    row += height;
+  }
+}
+
+// ---- Few rows: weights are decoded in registers and used at once ----
+
+template <class D, int R, int P>
+struct DirectStep {
+  D decoder[P];
+  const float* x;
+  size_t x_stride;
+  F acc[R][P];
+
+  template <int K>
+  __attribute__((always_inline)) void at() {
+    F w[P];
+    for (int p = 0; p < P; ++p) w[p] = decoder[p].template weight<K>();
+    for (int r = 0; r < R; ++r) {
+      const F value = set1(x[r * x_stride + K]);
+      for (int p = 0; p < P; ++p) acc[r][p] = fma(w[p], value, acc[r][p]);
+    }
+  }
+};
+
+template <class D>
+void decode(const std::byte* record, int first_record, int num_records, float* out);
+
+template <class D, int R, int P>
+void direct(const LinearSpan& s, const std::byte* panel, float* sums) {
+  constexpr int depth = record_inputs(D::kType);
+  constexpr size_t bytes = record_bytes(D::kType);
+  const int full = s.num_inputs / depth;
+  DirectStep<D, R, P> step;
+  step.x_stride = s.x_stride;
+  for (int r = 0; r < R; ++r)
+    for (int p = 0; p < P; ++p) step.acc[r][p] = zero();
+  for (int i = 0; i < full; ++i) {
+    for (int p = 0; p < P; ++p) step.decoder[p] = D::open(panel + p * s.panel_bytes + i * bytes);
+    step.x = s.x + i * depth;
+    unrolled<depth>(step);
+  }
+  if (const int rest = s.num_inputs - full * depth; rest > 0) {
+    alignas(64) float tail[depth * kLanes];
+    for (int p = 0; p < P; ++p) {
+      decode<D>(panel + p * s.panel_bytes, full, 1, tail);
+      for (int k = 0; k < rest; ++k)
+        for (int r = 0; r < R; ++r) {
+          const F value = set1(s.x[r * s.x_stride + full * depth + k]);
+          step.acc[r][p] = fma(load(tail + k * kLanes), value, step.acc[r][p]);
+        }
+    }
+  }
+  for (int r = 0; r < R; ++r)
+    for (int p = 0; p < P; ++p) store(sums + (p * R + r) * kLanes, step.acc[r][p]);
+}
+
+// ---- Many rows: a stretch of a panel is decoded into the first-level cache and used by all rows ----
+
+template <class D>
+struct DecodeStep {
+  D decoder;
+  float* out;
+  template <int K>
+  __attribute__((always_inline)) void at() {
+    store(out + K * kLanes, decoder.template weight<K>());
+  }
+};
+
+template <class D>
+void decode(const std::byte* panel, int first_record, int num_records, float* out) {
+  constexpr int depth = record_inputs(D::kType);
+  for (int i = 0; i < num_records; ++i) {
+    DecodeStep<D> step{D::open(panel + (first_record + i) * record_bytes(D::kType)), out + i * depth * kLanes};
+    unrolled<depth>(step);
+  }
+}
+
+inline constexpr int kStretch = 256;  // inputs decoded at a time: 16 KiB of the first-level cache
+
+// Add bias and residual and write the valid lanes.
+HR_INLINE void finish_panel(const LinearSpan& s, int panel, int rows, const float* sums, size_t sums_stride,
+                            int first_row) {
+  const int first = panel * kLanes;
+  const int lanes = s.num_outputs - first < kLanes ? s.num_outputs - first : kLanes;
+  for (int r = 0; r < rows; ++r) {
+    const float* sum = sums + r * sums_stride;
+    float* out = s.out + (first_row + r) * s.out_stride + first;
+    const float* residual = s.residual ? s.residual + (first_row + r) * s.residual_stride + first : nullptr;
+    if (lanes == kLanes) {
+      F y = load(sum);
+      if (s.bias) y = add(y, load(s.bias + first));
+      if (residual) y = add(y, load(residual));
+      store(out, y);
+      continue;
+    }
+    for (int i = 0; i < lanes; ++i) {
+      float y = sum[i];
+      if (s.bias) y = y + s.bias[first + i];
+      if (residual) y = y + residual[i];
+      out[i] = y;
+    }
+  }
+}
+
+template <class D, int R, int P>
+void direct_panels(const LinearSpan& s, int panel) {
+  alignas(64) float sums[P * R * kLanes];
+  direct<D, R, P>(s, s.panels + panel * s.panel_bytes, sums);
+  for (int p = 0; p < P; ++p) finish_panel(s, panel + p, R, sums + p * R * kLanes, kLanes, 0);
+}
+
+// Two panels at a time where few rows leave the multiply-add units waiting for the previous sum.
+template <class D, int R>
+void direct_rows(const LinearSpan& s) {
+  constexpr int P = R * (kTileRows > 6 ? 1 : 2) <= 4 ? 2 : 1;
+  int panel = 0;
+  for (; panel + P <= s.num_panels; panel += P) direct_panels<D, R, P>(s, panel);
+  for (; panel < s.num_panels; ++panel) direct_panels<D, R, 1>(s, panel);
+}
+
+template <class D, int R>
+void direct_any(const LinearSpan& s) {
+  if constexpr (R > 0) {
+    if (s.rows == R) return direct_rows<D, R>(s);
+    direct_any<D, R - 1>(s);
+  }
+}
+
+inline constexpr int kGroupRows = 96;  // rows whose sums wait in the second-level cache between stretches
+
+template <class D>
+void decoded(const LinearSpan& s) {
+  constexpr int depth = record_inputs(D::kType);
+  alignas(64) float stretch[kStretch * kLanes];
+  alignas(64) float sums[kGroupRows * kLanes];
+  for (int row = 0; row < s.rows; row += kGroupRows) {
+    const int rows = s.rows - row < kGroupRows ? s.rows - row : kGroupRows;
+    for (int panel = 0; panel < s.num_panels; ++panel) {
+      for (int k = 0; k < s.num_inputs; k += kStretch) {
+        const int inputs = s.num_inputs - k < kStretch ? s.num_inputs - k : kStretch;
+        decode<D>(s.panels + panel * s.panel_bytes, k / depth, (inputs + depth - 1) / depth, stretch);
+        matmul(rows, stretch, kLanes, s.x + row * s.x_stride + k, s.x_stride, sums, kLanes, inputs, k > 0);
+      }
+      finish_panel(s, panel, rows, sums, kLanes, row);
+    }
+  }
+}
+
+void linear(const LinearSpan& s) {
+  with_decoder(s.type, [&](auto d) {
+    using D = decltype(d);
+    if (s.rows <= kDirectRows) return direct_any<D, kDirectRows>(s);
+    decoded<D>(s);
+  });
+}
+
+void weight_row(WeightType type, const std::byte* panel, int lane, int num_inputs, float* out) {
+  with_decoder(type, [&](auto d) {
+    using D = decltype(d);
+    constexpr int depth = record_inputs(D::kType);
+    alignas(64) float record[depth * kLanes];
+    for (int k = 0; k < num_inputs; k += depth) {
+      decode<D>(panel, k / depth, 1, record);
+      for (int i = 0; i < depth && k + i < num_inputs; ++i) out[k + i] = record[i * kLanes + lane];
+    }
+  });
+}
+
+}  // namespace
+}  // namespace headrace::HEADRACE_ISA

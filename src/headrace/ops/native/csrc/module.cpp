@@ -1,0 +1,254 @@
+// The Python face of the native backend. It checks what it is given and translates; the work is elsewhere.
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <array>
+#include <memory>
+#include <optional>
+
+#include "isa.h"
+#include "program.h"
+#include "sampler.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace headrace {
+namespace {
+
+// Every int of a sequence, straight through the C API: a batch of long block tables has thousands.
+template <class Int>
+void append_ints(nb::handle sequence, std::vector<Int>& out) {
+  const nb::object items = nb::steal(PySequence_Fast(sequence.ptr(), "expected a sequence of integers"));
+  if (!items.is_valid()) nb::raise_python_error();
+  const Py_ssize_t count = PySequence_Fast_GET_SIZE(items.ptr());
+  PyObject** values = PySequence_Fast_ITEMS(items.ptr());
+  out.reserve(out.size() + static_cast<size_t>(count));
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    const long long value = PyLong_AsLongLong(values[i]);
+    if (value == -1 && PyErr_Occurred()) nb::raise_python_error();
+    if (value < INT32_MIN || value > INT32_MAX) fail("integer out of range: ", value);
+    out.push_back(static_cast<Int>(value));
+  }
+}
+
+std::vector<int> ints(nb::handle sequence) {
+  std::vector<int> out;
+  append_ints(sequence, out);
+  return out;
+}
+
+Step make_step(nb::handle tokens, nb::handle token_starts, nb::handle positions, nb::handle block_tables,
+               nb::handle logit_rows) {
+  Step step;
+  append_ints(tokens, step.tokens);
+  append_ints(token_starts, step.token_starts);
+  append_ints(positions, step.positions);
+  append_ints(logit_rows, step.logit_rows);
+  step.block_starts.push_back(0);
+  for (nb::handle table : nb::borrow<nb::sequence>(block_tables)) {
+    append_ints(table, step.blocks);
+    step.block_starts.push_back(static_cast<int>(step.blocks.size()));
+  }
+  return step;
+}
+
+// A contiguous byte buffer, held for the length of a call.
+class Bytes {
+ public:
+  explicit Bytes(nb::handle source) {
+    if (PyObject_GetBuffer(source.ptr(), &view_, PyBUF_SIMPLE) != 0) nb::raise_python_error();
+  }
+  ~Bytes() { PyBuffer_Release(&view_); }
+  Bytes(const Bytes&) = delete;
+  Bytes& operator=(const Bytes&) = delete;
+  const std::byte* data() const { return static_cast<const std::byte*>(view_.buf); }
+  size_t size() const { return static_cast<size_t>(view_.len); }
+
+ private:
+  Py_buffer view_;
+};
+
+void check_ids(const std::vector<int>& ids, int vocab_size, const char* what) {
+  for (int id : ids)
+    if (id < 0 || id >= vocab_size) fail(what, " must be in 0..", vocab_size - 1, ", got ", id);
+}
+
+// The fields of SamplingParams and SampleSpec in the order backend.py lists them.
+Choice make_choice(nb::tuple t, int vocab_size) {
+  if (t.size() != 14) fail("a choice has 14 fields, got ", t.size());
+  Choice c{
+      .temperature = nb::cast<double>(t[0]),
+      .top_p = nb::cast<double>(t[1]),
+      .min_p = nb::cast<double>(t[3]),
+      .top_k = nb::cast<int>(t[2]),
+      .seed = nb::cast<uint64_t>(t[4]),
+      .choice = nb::cast<uint32_t>(t[5]),
+      .position = nb::cast<uint32_t>(t[6]),
+      .presence = nb::cast<double>(t[7]),
+      .frequency = nb::cast<double>(t[8]),
+      .repetition = nb::cast<double>(t[9]),
+      .logit_bias = {},
+      .banned = ints(t[11]),
+      .prompt = ints(t[12]),
+      .output = ints(t[13]),
+  };
+  std::vector<int> biased;
+  for (nb::handle pair : nb::borrow<nb::sequence>(t[10])) {
+    c.logit_bias.emplace_back(nb::cast<int>(pair[0]), nb::cast<double>(pair[1]));
+    biased.push_back(c.logit_bias.back().first);
+  }
+  check_ids(biased, vocab_size, "logit_bias id");
+  check_ids(c.banned, vocab_size, "banned id");
+  check_ids(c.prompt, vocab_size, "prompt token");
+  check_ids(c.output, vocab_size, "output token");
+  if (!(c.temperature >= 0.0)) fail("temperature must not be negative, got ", c.temperature);
+  if (!(c.repetition > 0.0)) fail("repetition_penalty must be positive, got ", c.repetition);
+  return c;
+}
+
+nb::list finish_rows(const Program& program, nb::sequence requests) {
+  const int vocab_size = program.vocab_size();
+  std::vector<RowRequest> rows;
+  for (nb::handle request : requests) {
+    RowRequest row;
+    if (!request[0].is_none()) row.choice = make_choice(nb::cast<nb::tuple>(request[0]), vocab_size);
+    if (!request[1].is_none()) row.target = nb::cast<int>(request[1]);
+    if (!request[2].is_none()) row.num_top = std::max(0, nb::cast<int>(request[2]));
+    if (!row.choice) check_ids({row.target}, vocab_size, "target");
+    rows.push_back(std::move(row));
+  }
+  const int count = static_cast<int>(rows.size());
+  if (count != program.num_logit_rows()) fail("got ", count, " requests for ", program.num_logit_rows(), " logits rows");
+  std::vector<RowResult> results(rows.size());
+  {
+    const nb::gil_scoped_release release;
+    program.pool().run(count, [&](int i) {
+      const auto index = static_cast<size_t>(i);
+      results[index] = finish_row(program.logits_row(i), vocab_size, rows[index]);
+    });
+  }
+  nb::list out;
+  for (int i = 0; i < count; ++i) {
+    const RowResult& result = results[static_cast<size_t>(i)];
+    if (!result.fault.empty()) fail("no token can be chosen from logits row ", i, ": ", result.fault);
+    nb::list top;
+    for (const auto& [id, logprob] : result.top) top.append(nb::make_tuple(id, logprob));
+    out.append(nb::make_tuple(result.token, result.logprob, result.rank, nb::tuple(top)));
+  }
+  return out;
+}
+
+nb::list logits(const Program& program) {
+  nb::list rows;
+  for (int r = 0; r < program.num_logit_rows(); ++r) {
+    const float* values = program.logits_row(r);
+    nb::list row;
+    for (int i = 0; i < program.vocab_size(); ++i) row.append(static_cast<double>(values[i]));
+    rows.append(std::move(row));
+  }
+  return rows;
+}
+
+void copy_blocks(Program& program, nb::sequence copies) {
+  std::vector<std::array<int, 3>> triples;
+  for (nb::handle copy : copies)
+    triples.push_back({nb::cast<int>(copy[0]), nb::cast<int>(copy[1]), nb::cast<int>(copy[2])});
+  const nb::gil_scoped_release release;
+  program.copy_blocks(triples);
+}
+
+std::vector<const Weight*> weights_of(const nb::tuple& items) {
+  std::vector<const Weight*> out;
+  for (nb::handle item : items) out.push_back(item.is_none() ? nullptr : nb::cast<const Weight*>(item));
+  return out;
+}
+
+std::vector<uint32_t> philox_words(const std::vector<uint32_t>& counter, const std::vector<uint32_t>& key) {
+  if (counter.size() != 4 || key.size() != 2) fail("philox4x32 takes a counter of 4 words and a key of 2");
+  std::vector<uint32_t> words(4);
+  philox4x32(counter.data(), key.data(), words.data());
+  return words;
+}
+
+}  // namespace
+}  // namespace headrace
+
+NB_MODULE(_native, m) {
+  using namespace headrace;
+  nb::exception<Fault>(m, "Fault");
+
+  m.def("usable_isas", [] {
+    std::vector<std::string> names;
+    for (const Kernels* kernels : usable_kernels()) names.emplace_back(kernels->name);
+    return names;
+  });
+  m.def("fastest_isa", [] { return std::string(find_kernels("auto").name); });
+  m.def("has_bf16", [](const std::string& isa) { return find_kernels(isa).linear_bf16 != nullptr; }, "isa"_a);
+  m.def("philox", &philox, "seed"_a, "choice"_a, "position"_a);
+  m.def("philox4x32", &philox_words, "counter"_a, "key"_a);
+
+  nb::class_<ThreadPool>(m, "Pool")
+      .def(nb::init<int>(), "threads"_a)
+      .def_prop_ro("threads", &ThreadPool::threads);
+
+  nb::class_<Weight>(m, "Weight")
+      .def(
+          "__init__",
+          [](Weight* self, ThreadPool& pool, const std::string& type, int rows, int cols, nb::handle data) {
+            const WeightType kind = weight_type(type);
+            const Bytes bytes(data);
+            const nb::gil_scoped_release release;
+            new (self) Weight(pool, kind, rows, cols, bytes.data(), bytes.size());
+          },
+          "pool"_a, "type"_a, "rows"_a, "cols"_a, "data"_a)
+      .def_prop_ro("rows", &Weight::rows)
+      .def_prop_ro("cols", &Weight::cols)
+      .def_prop_ro("bytes", &Weight::bytes);
+
+  // The program keeps its pool and its weights alive: keep_alive<1, n> ties argument n to it.
+  nb::class_<Program>(m, "Program")
+      .def(
+          "__init__",
+          [](Program* self, ThreadPool& pool, const std::string& isa, bool bf16, int num_layers, int num_kv_heads,
+             int head_dim, int num_blocks, int max_tokens) {
+            new (self) Program(pool, find_kernels(isa), bf16, {num_layers, num_kv_heads, head_dim, num_blocks},
+                               max_tokens);
+          },
+          nb::keep_alive<1, 2>(), "pool"_a, "isa"_a, "bf16"_a, "num_layers"_a, "num_kv_heads"_a, "head_dim"_a,
+          "num_blocks"_a, "max_tokens"_a)
+      .def("embed", &Program::embed, nb::keep_alive<1, 2>(), "table"_a)
+      .def("rms_norm", &Program::rms_norm, "x"_a, "weight"_a, "eps"_a)
+      .def(
+          "linear",
+          [](Program& self, int x, const nb::tuple& weights, const nb::tuple& biases) {
+            return self.linear(x, weights_of(weights), weights_of(biases));
+          },
+          nb::keep_alive<1, 3>(), "x"_a, "weights"_a, "biases"_a)
+      .def("add", &Program::add, "x"_a, "y"_a)
+      .def("silu_mul", &Program::silu_mul, "gate_up"_a)
+      .def(
+          "attention",
+          [](Program& self, int qkv, int layer, int num_heads, int num_kv_heads, int head_dim, float scale,
+             const std::vector<double>& inv_freq, bool interleaved) {
+            return self.attention(qkv, layer, {num_heads, num_kv_heads, head_dim, scale}, inv_freq, interleaved);
+          },
+          "qkv"_a, "layer"_a, "num_heads"_a, "num_kv_heads"_a, "head_dim"_a, "scale"_a, "inv_freq"_a, "interleaved"_a)
+      .def("select_logit_rows", &Program::select_logit_rows, "x"_a)
+      .def("seal", &Program::seal, "logits"_a)
+      .def(
+          "run",
+          [](Program& self, nb::handle tokens, nb::handle token_starts, nb::handle positions, nb::handle block_tables,
+             nb::handle logit_rows) {
+            Step step = make_step(tokens, token_starts, positions, block_tables, logit_rows);
+            const nb::gil_scoped_release release;
+            self.run(std::move(step));
+          },
+          "tokens"_a, "token_starts"_a, "positions"_a, "block_tables"_a, "logit_rows"_a)
+      .def("finish_rows", &finish_rows, "requests"_a)
+      .def("logits", &logits)
+      .def("copy_blocks", &copy_blocks, "copies"_a)
+      .def_prop_ro("activation_bytes", &Program::activation_bytes);
+}

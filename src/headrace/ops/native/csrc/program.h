@@ -1,0 +1,161 @@
+// A model's forward pass, recorded once and run for any batch.
+//
+// Recording appends operations to a straight line and hands out registers. `seal` fuses what can be fused without
+// changing a bit, finds how long each register lives, and lays the registers out in buffers that are used again.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "kernels.h"
+#include "memory.h"
+#include "pool.h"
+#include "weight.h"
+
+namespace headrace {
+
+struct KvShape {
+  int num_layers, num_kv_heads, head_dim, num_blocks;
+
+  // A block holds, layer by layer and KV head by KV head, keys [head_dim][16] and values [16][head_dim] in bf16.
+  size_t head_bytes() const { return size_t{2} * 2 * kBlockTokens * static_cast<size_t>(head_dim); }
+  size_t layer_bytes() const { return head_bytes() * static_cast<size_t>(num_kv_heads); }
+  size_t block_bytes() const { return layer_bytes() * static_cast<size_t>(num_layers); }
+};
+
+struct AttentionShape {
+  int num_heads, num_kv_heads, head_dim;
+  float scale;
+};
+
+struct RopeTable {
+  std::vector<double> inv_freq;
+  bool interleaved;
+  Pages angles;  // [max_tokens][cos: head_dim / 2 | sin: head_dim / 2]
+};
+
+// One forward pass's batch; see StepBatch in ops/interface.py.
+struct Step {
+  std::vector<int> tokens;
+  std::vector<int> token_starts;
+  std::vector<int> positions;
+  std::vector<int32_t> blocks;   // all block tables, one after another
+  std::vector<int> block_starts;  // num_seqs + 1 offsets into blocks
+  std::vector<int> logit_rows;
+
+  // Filled by Program::run.
+  std::vector<int> row_seq, row_position;
+
+  int num_tokens() const { return static_cast<int>(tokens.size()); }
+  int num_seqs() const { return static_cast<int>(positions.size()); }
+};
+
+class Program {
+ public:
+  Program(ThreadPool& pool, const Kernels& kernels, bool bf16_activations, KvShape kv, int max_tokens);
+
+  int embed(const Weight& table);
+  int rms_norm(int x, const Weight& weight, float eps);
+  int linear(int x, const std::vector<const Weight*>& weights, const std::vector<const Weight*>& biases);
+  int add(int x, int y);
+  int silu_mul(int gate_up);
+  int attention(int qkv, int layer, AttentionShape shape, const std::vector<double>& inv_freq, bool interleaved);
+  int select_logit_rows(int x);
+  void seal(int logits);
+
+  // Throws Fault, with nothing changed, where the batch breaks a rule.
+  void run(Step step);
+  void copy_blocks(const std::vector<std::array<int, 3>>& copies);
+
+  int num_logit_rows() const { return static_cast<int>(step_.logit_rows.size()); }
+  int vocab_size() const { return registers_[static_cast<size_t>(logits_)].width; }
+  const float* logits_row(int row) const;
+  size_t activation_bytes() const;
+  ThreadPool& pool() const { return pool_; }
+
+ private:
+  enum class Kind { embed, rms_norm, add_rms_norm, linear, add, silu_mul, attention, select };
+
+  struct Part {  // one weight of a linear operation
+    const Weight* weight;
+    int column;  // its first output column
+    std::vector<float> bias;
+  };
+
+  struct Op {
+    Kind kind;
+    int x = -1, y = -1, out = -1, sum = -1;
+    const Weight* weight = nullptr;
+    std::vector<float> row{};  // a norm's weight
+    float eps = 0.0f;
+    std::vector<Part> parts{};
+    int layer = 0;
+    AttentionShape shape{};
+    int rope = 0;
+    bool dead = false;
+  };
+
+  struct Register {
+    int width;
+    bool logit_rows;  // one row for each logit row, instead of one for each token
+    int buffer = -1;
+  };
+
+  struct View {
+    float* data;
+    size_t stride;
+    float* row(int r) const { return data + static_cast<size_t>(r) * stride; }
+  };
+
+  int new_register(int width, bool logit_rows);
+  const Register& at(int reg) const;
+  int rows_of(int reg) const;
+  View view(int reg) const;
+
+  void fuse();
+  void place_registers();
+  void check(const Step& step) const;
+  void plan_attention(const AttentionShape& shape);
+
+  template <class Work>
+  void for_rows(int rows, int64_t cost_per_row, Work work);
+  void run_op(const Op& op);
+  void run_linear(const Op& op);
+  void run_attention(const Op& op);
+  void fill_angles(RopeTable& rope);
+
+  ThreadPool& pool_;
+  const Kernels& kernels_;
+  bool bf16_activations_;
+  KvShape kv_;
+  int max_tokens_;
+  Pages blocks_;
+  std::vector<Op> ops_;
+  std::vector<Register> registers_;
+  std::vector<Pages> buffers_;
+  std::vector<RopeTable> ropes_;
+  Pages rounded_;  // a linear operation's input in bf16
+  size_t rounded_stride_ = 0;
+  int logits_ = -1;
+  Step step_;
+
+  // The attention work of the running step, for the shape it was planned for.
+  struct Item {
+    int seq, kv_head, first_row, num_rows, first_segment, end_segment;
+    int64_t partial;  // offset of its partial result, or -1
+  };
+  struct Merge {
+    int seq, kv_head, first_row, num_rows, num_segments;
+    int64_t partial;
+  };
+  AttentionTile tile_of(const Op& op, int seq, int kv_head, int first_row, int num_rows) const;
+  std::optional<std::array<int, 3>> planned_;
+  std::vector<Item> items_;
+  std::vector<Merge> merges_;
+  std::vector<float> partials_;
+  size_t partial_step_ = 0;
+};
+
+}  // namespace headrace

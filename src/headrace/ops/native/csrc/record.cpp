@@ -1,0 +1,219 @@
+// Program: recording, fusing and laying out.
+
+#include <algorithm>
+#include <array>
+
+#include "program.h"
+
+namespace headrace {
+namespace {
+
+size_t padded(int n) { return static_cast<size_t>((n + kLanes - 1) / kLanes * kLanes); }
+
+}  // namespace
+
+Program::Program(ThreadPool& pool, const Kernels& kernels, bool bf16_activations, KvShape kv, int max_tokens)
+    : pool_(pool), kernels_(kernels), bf16_activations_(bf16_activations), kv_(kv), max_tokens_(max_tokens) {
+  if (max_tokens < 1) fail("max_tokens must be at least 1, got ", max_tokens);
+  if (kv.num_layers < 1 || kv.num_kv_heads < 1 || kv.num_blocks < 1)
+    fail("the KV pool needs layers, heads and blocks, got ", kv.num_layers, ", ", kv.num_kv_heads, ", ", kv.num_blocks);
+  if (kv.head_dim < 2 || kv.head_dim > kMaxHeadDim || kv.head_dim % 2 != 0)
+    fail("head_dim must be even and at most ", kMaxHeadDim, ", got ", kv.head_dim);
+  blocks_ = Pages(kv.block_bytes() * static_cast<size_t>(kv.num_blocks));
+}
+
+int Program::new_register(int width, bool logit_rows) {
+  registers_.push_back({width, logit_rows});
+  return static_cast<int>(registers_.size()) - 1;
+}
+
+const Program::Register& Program::at(int reg) const {
+  if (reg < 0 || static_cast<size_t>(reg) >= registers_.size()) fail("no such register: ", reg);
+  return registers_[static_cast<size_t>(reg)];
+}
+
+int Program::embed(const Weight& table) {
+  Op op{.kind = Kind::embed};
+  op.weight = &table;
+  op.out = new_register(table.cols(), false);
+  ops_.push_back(std::move(op));
+  return ops_.back().out;
+}
+
+int Program::rms_norm(int x, const Weight& weight, float eps) {
+  const Register in = at(x);
+  if (weight.rows() != 1 || weight.cols() != in.width)
+    fail("rms_norm of ", in.width, " columns got a weight of ", weight.rows(), " x ", weight.cols());
+  Op op{.kind = Kind::rms_norm};
+  op.x = x;
+  op.row = weight.first_row(kernels_);
+  op.eps = eps;
+  op.out = new_register(in.width, in.logit_rows);
+  ops_.push_back(std::move(op));
+  return ops_.back().out;
+}
+
+int Program::linear(int x, const std::vector<const Weight*>& weights, const std::vector<const Weight*>& biases) {
+  const Register in = at(x);
+  if (weights.empty()) fail("linear needs a weight");
+  if (!biases.empty() && biases.size() != weights.size())
+    fail("linear got ", weights.size(), " weights and ", biases.size(), " biases");
+  Op op{.kind = Kind::linear};
+  op.x = x;
+  int width = 0;
+  for (size_t i = 0; i < weights.size(); ++i) {
+    const Weight& weight = *weights[i];
+    if (weight.cols() != in.width) fail("linear of ", in.width, " columns got a weight of ", weight.cols(), " inputs");
+    Part part{&weight, width, {}};
+    if (const Weight* bias = biases.empty() ? nullptr : biases[i]) {
+      if (bias->rows() != 1 || bias->cols() != weight.rows())
+        fail("a weight of ", weight.rows(), " outputs got a bias of ", bias->rows(), " x ", bias->cols());
+      part.bias = bias->first_row(kernels_);
+    }
+    width += weight.rows();
+    op.parts.push_back(std::move(part));
+  }
+  op.out = new_register(width, in.logit_rows);
+  ops_.push_back(std::move(op));
+  return ops_.back().out;
+}
+
+int Program::add(int x, int y) {
+  const Register a = at(x);
+  const Register b = at(y);
+  if (a.width != b.width || a.logit_rows != b.logit_rows)
+    fail("add needs equal shapes, got ", a.width, " and ", b.width, " columns");
+  Op op{.kind = Kind::add};
+  op.x = x;
+  op.y = y;
+  op.out = new_register(a.width, a.logit_rows);
+  ops_.push_back(std::move(op));
+  return ops_.back().out;
+}
+
+int Program::silu_mul(int gate_up) {
+  const Register in = at(gate_up);
+  if (in.width % 2 != 0) fail("silu_mul needs an even number of columns, got ", in.width);
+  Op op{.kind = Kind::silu_mul};
+  op.x = gate_up;
+  op.out = new_register(in.width / 2, in.logit_rows);
+  ops_.push_back(std::move(op));
+  return ops_.back().out;
+}
+
+int Program::attention(int qkv, int layer, AttentionShape shape, const std::vector<double>& inv_freq,
+                       bool interleaved) {
+  const Register in = at(qkv);
+  if (in.logit_rows) fail("attention after select_logit_rows");
+  if (layer < 0 || layer >= kv_.num_layers) fail("layer must be in 0..", kv_.num_layers - 1, ", got ", layer);
+  if (shape.num_kv_heads != kv_.num_kv_heads || shape.head_dim != kv_.head_dim)
+    fail("attention over ", shape.num_kv_heads, " KV heads of ", shape.head_dim, " but the KV pool has ",
+         kv_.num_kv_heads, " of ", kv_.head_dim);
+  if (shape.num_heads < 1 || shape.num_heads % shape.num_kv_heads != 0)
+    fail("heads must be a multiple of KV heads, got ", shape.num_heads, " and ", shape.num_kv_heads);
+  if (in.width != (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim)
+    fail("attention got rows of ", in.width, " columns for ", shape.num_heads, " + 2 * ", shape.num_kv_heads,
+         " heads of ", shape.head_dim);
+  if (static_cast<int>(inv_freq.size()) * 2 != shape.head_dim)
+    fail("rope of head_dim ", shape.head_dim, " got ", inv_freq.size(), " frequencies");
+  Op op{.kind = Kind::attention};
+  op.x = qkv;
+  op.layer = layer;
+  op.shape = shape;
+  const auto same = [&](const RopeTable& r) { return r.inv_freq == inv_freq && r.interleaved == interleaved; };
+  const auto found = std::find_if(ropes_.begin(), ropes_.end(), same);
+  op.rope = static_cast<int>(found - ropes_.begin());
+  if (found == ropes_.end()) {
+    const size_t floats = static_cast<size_t>(max_tokens_) * static_cast<size_t>(shape.head_dim);
+    ropes_.push_back({inv_freq, interleaved, Pages(floats * sizeof(float))});
+  }
+  op.out = new_register(shape.num_heads * shape.head_dim, false);
+  ops_.push_back(std::move(op));
+  return ops_.back().out;
+}
+
+int Program::select_logit_rows(int x) {
+  const Register in = at(x);
+  if (in.logit_rows) fail("select_logit_rows twice");
+  Op op{.kind = Kind::select};
+  op.x = x;
+  op.out = new_register(in.width, true);
+  ops_.push_back(std::move(op));
+  return ops_.back().out;
+}
+
+void Program::seal(int logits) {
+  if (!at(logits).logit_rows) fail("the logits must come from select_logit_rows");
+  logits_ = logits;
+  fuse();
+  place_registers();
+}
+
+// add followed by the norm of its sum becomes one walk over the row.
+void Program::fuse() {
+  std::vector<int> producer(registers_.size(), -1);
+  for (size_t i = 0; i < ops_.size(); ++i) {
+    Op& op = ops_[i];
+    producer[static_cast<size_t>(op.out)] = static_cast<int>(i);
+    if (op.kind != Kind::rms_norm) continue;
+    const int source = producer[static_cast<size_t>(op.x)];
+    if (source != static_cast<int>(i) - 1 || ops_[static_cast<size_t>(source)].kind != Kind::add) continue;
+    Op& sum = ops_[static_cast<size_t>(source)];
+    op.kind = Kind::add_rms_norm;
+    op.sum = sum.out;
+    op.x = sum.x;
+    op.y = sum.y;
+    sum.dead = true;
+  }
+  std::erase_if(ops_, [](const Op& op) { return op.dead; });
+}
+
+// Buffers pass to the next register once their register has been read for the last time.
+void Program::place_registers() {
+  std::vector<size_t> last_use(registers_.size(), 0);
+  size_t widest_input = 0;
+  for (size_t i = 0; i < ops_.size(); ++i) {
+    for (int reg : {ops_[i].x, ops_[i].y, ops_[i].out, ops_[i].sum})
+      if (reg >= 0) last_use[static_cast<size_t>(reg)] = i;
+    if (ops_[i].kind == Kind::linear) widest_input = std::max(widest_input, padded(at(ops_[i].x).width));
+  }
+  last_use[static_cast<size_t>(logits_)] = ops_.size();
+
+  const auto rows = static_cast<size_t>(max_tokens_);
+  std::vector<size_t> sizes;  // bytes
+  std::vector<int> free;
+  const auto take = [&](Register& reg) {
+    const size_t bytes = rows * padded(reg.width) * sizeof(float);
+    const auto smallest = std::find_if(free.begin(), free.end(), [&](int b) { return sizes[b] == bytes; });
+    if (smallest != free.end()) {
+      reg.buffer = *smallest;
+      free.erase(smallest);
+      return;
+    }
+    reg.buffer = static_cast<int>(sizes.size());
+    sizes.push_back(bytes);
+  };
+  for (size_t i = 0; i < ops_.size(); ++i) {
+    for (int reg : {ops_[i].out, ops_[i].sum})
+      if (reg >= 0) take(registers_[static_cast<size_t>(reg)]);
+    std::vector<int> used{ops_[i].x, ops_[i].y, ops_[i].out, ops_[i].sum};
+    std::sort(used.begin(), used.end());
+    used.erase(std::unique(used.begin(), used.end()), used.end());
+    for (int reg : used)
+      if (reg >= 0 && last_use[static_cast<size_t>(reg)] == i) free.push_back(at(reg).buffer);
+  }
+  for (size_t bytes : sizes) buffers_.emplace_back(bytes);
+  if (bf16_activations_) {
+    rounded_stride_ = widest_input;
+    rounded_ = Pages(rows * rounded_stride_ * sizeof(uint16_t));
+  }
+}
+
+size_t Program::activation_bytes() const {
+  size_t bytes = rounded_.bytes();
+  for (const Pages& pages : buffers_) bytes += pages.bytes();
+  for (const RopeTable& rope : ropes_) bytes += rope.angles.bytes();
+  return bytes;
+}
+
+}  // namespace headrace

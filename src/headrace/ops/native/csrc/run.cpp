@@ -1,0 +1,332 @@
+// Program: running a step.
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+
+#include "program.h"
+
+namespace headrace {
+namespace {
+
+// Work below this many multiply-adds (a few microseconds) is not worth waking anybody for.
+constexpr int64_t kSerialCost = 30'000;
+constexpr int kChunksPerThread = 6;
+// Rows of a linear operation that one chunk takes: enough to pay for decoding the weights.
+constexpr int kLinearRows = 192;
+
+int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
+}  // namespace
+
+int Program::rows_of(int reg) const { return at(reg).logit_rows ? num_logit_rows() : step_.num_tokens(); }
+
+Program::View Program::view(int reg) const {
+  const Register& r = registers_[static_cast<size_t>(reg)];
+  const auto stride = static_cast<size_t>((r.width + kLanes - 1) / kLanes * kLanes);
+  return {reinterpret_cast<float*>(buffers_[static_cast<size_t>(r.buffer)].data()), stride};
+}
+
+const float* Program::logits_row(int row) const {
+  if (row < 0 || row >= num_logit_rows()) fail("logits row must be in 0..", num_logit_rows() - 1, ", got ", row);
+  return view(logits_).row(row);
+}
+
+void Program::check(const Step& s) const {
+  if (logits_ < 0) fail("the program is not sealed");
+  const int tokens = s.num_tokens();
+  const int seqs = s.num_seqs();
+  if (tokens < 1 || tokens > max_tokens_) fail("a step takes 1..", max_tokens_, " tokens, got ", tokens);
+  if (static_cast<int>(s.token_starts.size()) != seqs + 1 || static_cast<int>(s.block_starts.size()) != seqs + 1)
+    fail("a step of ", seqs, " sequences got ", s.token_starts.size(), " token starts and ", s.block_starts.size() - 1,
+         " block tables");
+  if (s.token_starts.front() != 0 || s.token_starts.back() != tokens)
+    fail("token starts must run from 0 to ", tokens, ", got ", s.token_starts.front(), " to ", s.token_starts.back());
+  for (int i = 0; i < seqs; ++i) {
+    const int count = s.token_starts[i + 1] - s.token_starts[i];
+    if (count < 1) fail("sequence ", i, " of the step has no tokens");
+    if (s.positions[i] < 0 || s.positions[i] > (1 << 30)) fail("sequence ", i, " has position ", s.positions[i]);
+    const int needed = ceil_div(s.positions[i] + count, kBlockTokens);
+    const int given = s.block_starts[i + 1] - s.block_starts[i];
+    if (given < needed) fail("sequence ", i, " needs ", needed, " blocks, its table has ", given);
+  }
+  for (int32_t block : s.blocks)
+    if (block < 0 || block >= kv_.num_blocks) fail("block id must be in 0..", kv_.num_blocks - 1, ", got ", block);
+  for (const Op& op : ops_) {
+    if (op.kind != Kind::embed) continue;
+    for (int token : s.tokens)
+      if (token < 0 || token >= op.weight->rows())
+        fail("token id must be in 0..", op.weight->rows() - 1, ", got ", token);
+  }
+  int previous = -1;
+  for (int row : s.logit_rows) {
+    if (row <= previous || row >= tokens) fail("logit rows must increase within 0..", tokens - 1, ", got ", row);
+    previous = row;
+  }
+}
+
+void Program::run(Step step) {
+  check(step);
+  step_ = std::move(step);
+  step_.row_seq.clear();
+  step_.row_position.clear();
+  for (int i = 0; i < step_.num_seqs(); ++i)
+    for (int row = step_.token_starts[i]; row < step_.token_starts[i + 1]; ++row) {
+      step_.row_seq.push_back(i);
+      step_.row_position.push_back(step_.positions[i] + row - step_.token_starts[i]);
+    }
+  planned_.reset();
+  for (RopeTable& rope : ropes_) fill_angles(rope);
+  for (const Op& op : ops_) run_op(op);
+}
+
+// `cost_per_row` in multiply-adds or what takes as long.
+template <class Work>
+void Program::for_rows(int rows, int64_t cost_per_row, Work work) {
+  if (rows * cost_per_row < kSerialCost) {
+    for (int row = 0; row < rows; ++row) work(row);
+    return;
+  }
+  const int group = std::max(ceil_div(rows, kChunksPerThread * pool_.threads()), 1);
+  pool_.run(ceil_div(rows, group), [&](int chunk) {
+    for (int row = chunk * group; row < std::min(rows, (chunk + 1) * group); ++row) work(row);
+  });
+}
+
+void Program::fill_angles(RopeTable& rope) {
+  const size_t pairs = rope.inv_freq.size();
+  auto* angles = reinterpret_cast<float*>(rope.angles.data());
+  for_rows(step_.num_tokens(), static_cast<int64_t>(pairs) * 200, [&](int row) {
+    float* cos = angles + static_cast<size_t>(row) * 2 * pairs;
+    float* sin = cos + pairs;
+    for (size_t i = 0; i < pairs; ++i) {
+      const double angle = step_.row_position[row] * rope.inv_freq[i];
+      cos[i] = static_cast<float>(std::cos(angle));
+      sin[i] = static_cast<float>(std::sin(angle));
+    }
+  });
+}
+
+void Program::run_op(const Op& op) {
+  const int rows = rows_of(op.out);
+  const View out = view(op.out);
+  const View x = op.x >= 0 ? view(op.x) : out;
+  const int width = at(op.out).width;
+  switch (op.kind) {
+    case Kind::embed:
+      return for_rows(rows, 16 * width, [&](int r) { op.weight->copy_row(kernels_, step_.tokens[r], out.row(r)); });
+    case Kind::rms_norm:
+      return for_rows(rows, width, [&](int r) {
+        kernels_.rms_norm(x.row(r), nullptr, nullptr, op.row.data(), op.eps, width, out.row(r));
+      });
+    case Kind::add_rms_norm: {
+      const View y = view(op.y);
+      const View sum = view(op.sum);
+      return for_rows(rows, width, [&](int r) {
+        kernels_.rms_norm(x.row(r), y.row(r), sum.row(r), op.row.data(), op.eps, width, out.row(r));
+      });
+    }
+    case Kind::add: {
+      const View y = view(op.y);
+      return for_rows(rows, width, [&](int r) { kernels_.add(x.row(r), y.row(r), width, out.row(r)); });
+    }
+    case Kind::silu_mul:
+      return for_rows(rows, 4 * width, [&](int r) { kernels_.silu_mul(x.row(r), width, out.row(r)); });
+    case Kind::select:
+      return for_rows(rows, width, [&](int r) {
+        std::memcpy(out.row(r), x.row(step_.logit_rows[r]), static_cast<size_t>(width) * sizeof(float));
+      });
+    case Kind::linear: return run_linear(op);
+    case Kind::attention: return run_attention(op);
+  }
+}
+
+void Program::run_linear(const Op& op) {
+  const int rows = rows_of(op.out);
+  if (rows == 0) return;
+  const View x = view(op.x);
+  const View out = view(op.out);
+  const int inputs = at(op.x).width;
+  auto* rounded = reinterpret_cast<uint16_t*>(rounded_.data());
+  const auto in_bf16 = [&](const Part& part) { return bf16_activations_ && part.weight->type() == WeightType::bf16; };
+  if (std::any_of(op.parts.begin(), op.parts.end(), in_bf16))
+    for_rows(rows, inputs, [&](int r) {
+      kernels_.to_bf16(x.row(r), inputs, rounded + static_cast<size_t>(r) * rounded_stride_);
+    });
+
+  int panels = 0;
+  for (const Part& part : op.parts) panels += part.weight->num_panels();
+  const int row_groups = ceil_div(rows, kLinearRows);
+  const int64_t cost = static_cast<int64_t>(panels) * kLanes * inputs * rows / 8;
+  // Even groups, because few rows are computed two panels at a time.
+  int group = cost < kSerialCost ? panels : ceil_div(panels * row_groups, kChunksPerThread * pool_.threads());
+  group = (group + 1) / 2 * 2;
+  const int panel_groups = ceil_div(panels, group);
+  pool_.run(panel_groups * row_groups, [&](int chunk) {
+    const int first_row = static_cast<int>(static_cast<int64_t>(rows) * (chunk / panel_groups) / row_groups);
+    const int end_row = static_cast<int>(static_cast<int64_t>(rows) * (chunk / panel_groups + 1) / row_groups);
+    int first = chunk % panel_groups * group;
+    int left = std::min(group, panels - first);
+    for (const Part& part : op.parts) {
+      const Weight& w = *part.weight;
+      if (first >= w.num_panels()) {
+        first -= w.num_panels();
+        continue;
+      }
+      const int count = std::min(left, w.num_panels() - first);
+      const int column = first * kLanes;
+      const bool bf16 = in_bf16(part);
+      const LinearSpan span{
+          .type = w.type(),
+          .panels = w.panel(first),
+          .panel_bytes = w.panel_bytes(),
+          .num_panels = count,
+          .num_outputs = std::min(w.rows() - column, count * kLanes),
+          .num_inputs = inputs,
+          .x = x.row(first_row),
+          .x_bf16 = bf16 ? rounded + static_cast<size_t>(first_row) * rounded_stride_ : nullptr,
+          .x_stride = bf16 ? rounded_stride_ : x.stride,
+          .rows = end_row - first_row,
+          .out = out.row(first_row) + part.column + column,
+          .out_stride = out.stride,
+          .bias = part.bias.empty() ? nullptr : part.bias.data() + column,
+          .residual = nullptr,
+          .residual_stride = 0,
+      };
+      (bf16 ? kernels_.linear_bf16 : kernels_.linear)(span);
+      left -= count;
+      if (left == 0) break;
+      first = 0;
+    }
+  });
+}
+
+// Cuts the step's attention into items: tiles of rows, and, where those are too few to go round, tiles times segments.
+void Program::plan_attention(const AttentionShape& shape) {
+  const std::array<int, 3> key{shape.num_heads, shape.num_kv_heads, shape.head_dim};
+  if (planned_ == key) return;
+  planned_ = key;
+  items_.clear();
+  merges_.clear();
+  const int heads = shape.num_heads / shape.num_kv_heads;
+  const int dim = (shape.head_dim + kLanes - 1) / kLanes * kLanes;
+  partial_step_ = static_cast<size_t>(kAttentionRows) * static_cast<size_t>(dim + kLanes);
+  int tiles = 0;
+  for (int i = 0; i < step_.num_seqs(); ++i)
+    tiles += ceil_div((step_.token_starts[i + 1] - step_.token_starts[i]) * heads, kAttentionRows) * shape.num_kv_heads;
+  const bool split = pool_.threads() > 1 && tiles < 4 * pool_.threads();
+  int64_t partial = 0;
+  for (int i = 0; i < step_.num_seqs(); ++i) {
+    const int rows = (step_.token_starts[i + 1] - step_.token_starts[i]) * heads;
+    for (int first = 0; first < rows; first += kAttentionRows) {
+      const int count = std::min(kAttentionRows, rows - first);
+      const int last = step_.positions[i] + (first + count - 1) / heads;
+      const int segments = last / (kBlockTokens * kSegmentBlocks) + 1;
+      for (int h = 0; h < shape.num_kv_heads; ++h) {
+        if (!split || segments == 1) {
+          items_.push_back({i, h, first, count, 0, segments, -1});
+          continue;
+        }
+        merges_.push_back({i, h, first, count, segments, partial});
+        for (int s = 0; s < segments; ++s, partial += static_cast<int64_t>(partial_step_))
+          items_.push_back({i, h, first, count, s, s + 1, partial});
+      }
+    }
+  }
+  if (static_cast<int64_t>(partials_.size()) < partial) partials_.resize(static_cast<size_t>(partial));
+  // Long items first, so that no thread starts one when the others are finishing.
+  const auto cost = [](const Item& item) { return (item.end_segment - item.first_segment) * item.num_rows; };
+  std::stable_sort(items_.begin(), items_.end(), [&](const Item& a, const Item& b) { return cost(a) > cost(b); });
+}
+
+AttentionTile Program::tile_of(const Op& op, int seq, int kv_head, int first_row, int num_rows) const {
+  const AttentionShape& shape = op.shape;
+  const View out = view(op.out);
+  const int heads = shape.num_heads / shape.num_kv_heads;
+  return {
+      .kv = blocks_.data() + static_cast<size_t>(op.layer) * kv_.layer_bytes() +
+            static_cast<size_t>(kv_head) * kv_.head_bytes(),
+      .block_stride = kv_.block_bytes(),
+      .table = step_.blocks.data() + step_.block_starts[seq],
+      .position = step_.positions[seq],
+      .heads_per_group = heads,
+      .q_out = out.row(step_.token_starts[seq]) + kv_head * heads * shape.head_dim,
+      .stride = out.stride,
+      .head_dim = shape.head_dim,
+      .scale = shape.scale,
+      .first_row = first_row,
+      .num_rows = num_rows,
+      .first_segment = 0,
+      .end_segment = 0,
+      .partial = nullptr,
+  };
+}
+
+void Program::run_attention(const Op& op) {
+  const AttentionShape& shape = op.shape;
+  plan_attention(shape);
+  const View qkv = view(op.x);
+  const View out = view(op.out);
+  const RopeTable& rope = ropes_[static_cast<size_t>(op.rope)];
+  const auto* angles = reinterpret_cast<const float*>(rope.angles.data());
+  const int pairs = shape.head_dim / 2;
+  std::byte* layer = blocks_.data() + static_cast<size_t>(op.layer) * kv_.layer_bytes();
+  for_rows(step_.num_tokens(), 4 * at(op.x).width, [&](int r) {
+    const int seq = step_.row_seq[r];
+    const int position = step_.row_position[r];
+    const int32_t block = step_.blocks[step_.block_starts[seq] + position / kBlockTokens];
+    const float* cos = angles + static_cast<size_t>(r) * shape.head_dim;
+    kernels_.rope_row({qkv.row(r), cos, cos + pairs, rope.interleaved, shape.num_heads, shape.num_kv_heads,
+                       shape.head_dim, out.row(r), layer + static_cast<size_t>(block) * kv_.block_bytes(),
+                       position % kBlockTokens});
+  });
+  int64_t cost = 0;
+  for (const Item& item : items_) {
+    const int last = step_.positions[item.seq] + item.first_row / (shape.num_heads / shape.num_kv_heads);
+    cost += static_cast<int64_t>(item.num_rows) * (last + 1) * shape.head_dim;
+  }
+  const auto attend = [&](int i) {
+    const Item& item = items_[static_cast<size_t>(i)];
+    AttentionTile tile = tile_of(op, item.seq, item.kv_head, item.first_row, item.num_rows);
+    tile.first_segment = item.first_segment;
+    tile.end_segment = item.end_segment;
+    tile.partial = item.partial < 0 ? nullptr : partials_.data() + item.partial;
+    kernels_.attend(tile);
+  };
+  const int count = static_cast<int>(items_.size());
+  if (cost < kSerialCost) {
+    for (int i = 0; i < count; ++i) attend(i);
+  } else {
+    pool_.run(count, attend);
+  }
+  for_rows(static_cast<int>(merges_.size()), kSerialCost / 8, [&](int i) {
+    const Merge& merge = merges_[static_cast<size_t>(i)];
+    kernels_.merge_segments(tile_of(op, merge.seq, merge.kv_head, merge.first_row, merge.num_rows),
+                            partials_.data() + merge.partial, partial_step_, merge.num_segments);
+  });
+}
+
+void Program::copy_blocks(const std::vector<std::array<int, 3>>& copies) {
+  for (const auto& [src, dst, tokens] : copies) {
+    for (int block : {src, dst})
+      if (block < 0 || block >= kv_.num_blocks) fail("block id must be in 0..", kv_.num_blocks - 1, ", got ", block);
+    if (tokens < 1 || tokens > kBlockTokens) fail("a block copy takes 1..", kBlockTokens, " tokens, got ", tokens);
+  }
+  const auto dim = static_cast<size_t>(kv_.head_dim);
+  for (const auto& [src, dst, tokens] : copies) {
+    if (src == dst) continue;
+    const auto count = static_cast<size_t>(tokens);
+    for (int h = 0; h < kv_.num_layers * kv_.num_kv_heads; ++h) {
+      const size_t offset = static_cast<size_t>(h) * kv_.head_bytes();
+      const auto* from = reinterpret_cast<const uint16_t*>(blocks_.data() + src * kv_.block_bytes() + offset);
+      auto* to = reinterpret_cast<uint16_t*>(blocks_.data() + dst * kv_.block_bytes() + offset);
+      for (size_t d = 0; d < dim; ++d)
+        std::memcpy(to + d * kBlockTokens, from + d * kBlockTokens, count * sizeof(uint16_t));
+      std::memcpy(to + dim * kBlockTokens, from + dim * kBlockTokens, count * dim * sizeof(uint16_t));
+    }
+  }
+}
+
+}  // namespace headrace

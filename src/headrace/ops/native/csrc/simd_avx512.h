@@ -1,0 +1,88 @@
+// Sixteen lanes as one AVX-512 register. See simd_portable.h for the meaning of each operation.
+#pragma once
+
+#ifdef HEADRACE_EMULATE_AVX512
+#define SIMDE_ENABLE_NATIVE_ALIASES
+#include <simde/x86/avx512.h>
+#include <simde/x86/f16c.h>
+#else
+#include <immintrin.h>
+#endif
+
+#include <cstdint>
+
+#define HR_INLINE static inline __attribute__((always_inline))
+
+namespace headrace::HEADRACE_ISA {
+namespace {
+
+using F = __m512;
+using I = __m512i;
+
+inline constexpr int kTileRows = 12;
+inline constexpr int kDirectRows = 6;
+
+HR_INLINE F zero() { return _mm512_setzero_ps(); }
+HR_INLINE F set1(float x) { return _mm512_set1_ps(x); }
+HR_INLINE F load(const float* p) { return _mm512_loadu_ps(p); }
+HR_INLINE void store(float* p, F x) { _mm512_storeu_ps(p, x); }
+HR_INLINE F add(F a, F b) { return _mm512_add_ps(a, b); }
+HR_INLINE F sub(F a, F b) { return _mm512_sub_ps(a, b); }
+HR_INLINE F mul(F a, F b) { return _mm512_mul_ps(a, b); }
+HR_INLINE F div(F a, F b) { return _mm512_div_ps(a, b); }
+HR_INLINE F max(F a, F b) { return _mm512_max_ps(a, b); }
+HR_INLINE F min(F a, F b) { return _mm512_min_ps(a, b); }
+HR_INLINE F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+
+HR_INLINE I load_u32(const uint32_t* p) { return _mm512_loadu_si512(p); }
+HR_INLINE I bit_and(I a, uint32_t mask) {
+  return _mm512_and_si512(a, _mm512_set1_epi32(static_cast<int>(mask)));
+}
+template <int N>
+HR_INLINE I shift_left(I a) {
+  return _mm512_slli_epi32(a, N);
+}
+template <int N>
+HR_INLINE I shift_right(I a) {
+  return _mm512_srli_epi32(a, N);
+}
+HR_INLINE I add_i32(I a, int b) { return _mm512_add_epi32(a, _mm512_set1_epi32(b)); }
+HR_INLINE F to_float(I a) { return _mm512_cvtepi32_ps(a); }
+HR_INLINE F as_float(I a) { return _mm512_castsi512_ps(a); }
+HR_INLINE I as_int(F a) { return _mm512_castps_si512(a); }
+
+HR_INLINE F from_i8(const int8_t* p) {
+  return _mm512_cvtepi32_ps(
+      _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
+HR_INLINE F from_f16(const uint16_t* p) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+HR_INLINE F from_bf16(const uint16_t* p) {
+  const __m256i v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(v), 16));
+}
+
+HR_INLINE F keep_first(F x, int n, float other) {
+  const __mmask16 kept = static_cast<__mmask16>(n >= 16 ? 0xffff : (1u << n) - 1u);
+  return _mm512_mask_blend_ps(kept, _mm512_set1_ps(other), x);
+}
+
+HR_INLINE __m256 upper_half(F x) {
+  return _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(x), 1));
+}
+HR_INLINE float sum_lanes(F x) {
+  const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(x), upper_half(x));
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
+}
+HR_INLINE float max_lanes(F x) {
+  const __m256 eight = _mm256_max_ps(_mm512_castps512_ps256(x), upper_half(x));
+  const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps(two, two, 1)));
+}
+
+}  // namespace
+}  // namespace headrace::HEADRACE_ISA

@@ -1,0 +1,147 @@
+// Sixteen lanes in plain C++. This file defines what the operations mean; the other simd_*.h files give the same bits.
+//
+// `fma` rounds once. `max(a, b)` is a > b ? a : b and `min(a, b)` is a < b ? a : b, so b wins where either is NaN.
+// `sum_lanes` and `max_lanes` fold lane i with i + 8, then i + 4, i + 2, i + 1.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#define HR_INLINE static inline __attribute__((always_inline))
+
+namespace headrace::HEADRACE_ISA {
+namespace {
+
+typedef float F __attribute__((vector_size(64)));
+typedef uint32_t I __attribute__((vector_size(64)));
+
+inline constexpr int kTileRows = 4;    // rows of a register tile
+inline constexpr int kDirectRows = 0;  // up to here weights are decoded in registers, without a copy in the cache
+
+// Fused multiply-add without the instruction. The product of two floats is exact in double; the sum is rounded to odd
+// (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums", 2008), which makes the final rounding to float
+// the only one that counts.
+HR_INLINE float fma1(float a, float b, float c) {
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+  return __builtin_fmaf(a, b, c);
+#else
+  const double product = static_cast<double>(a) * static_cast<double>(b);
+  const double addend = static_cast<double>(c);
+  double sum = product + addend;
+  const double part = sum - product;
+  const double error = (product - (sum - part)) + (addend - part);
+  int64_t bits;
+  std::memcpy(&bits, &sum, sizeof bits);
+  const int64_t away = (error > 0.0) == (sum > 0.0) ? 1 : -1;
+  const bool inexact = error > 0.0 || error < 0.0;
+  bits += (inexact && (bits & 1) == 0) ? away : 0;
+  std::memcpy(&sum, &bits, sizeof sum);
+  return static_cast<float>(sum);
+#endif
+}
+
+HR_INLINE F set1(float x) { return F{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
+HR_INLINE F zero() { return set1(0.0f); }
+HR_INLINE F load(const float* p) {
+  F x;
+  std::memcpy(&x, p, sizeof x);
+  return x;
+}
+HR_INLINE void store(float* p, F x) { std::memcpy(p, &x, sizeof x); }
+HR_INLINE F add(F a, F b) { return a + b; }
+HR_INLINE F sub(F a, F b) { return a - b; }
+HR_INLINE F mul(F a, F b) { return a * b; }
+HR_INLINE F div(F a, F b) { return a / b; }
+HR_INLINE F max(F a, F b) { return a > b ? a : b; }
+HR_INLINE F min(F a, F b) { return a < b ? a : b; }
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+HR_INLINE
+#else
+[[gnu::noinline]]  // long enough without the instruction that a call costs nothing
+#endif
+F fma(F a, F b, F c) {
+  F x = c;
+  for (int i = 0; i < 16; ++i) x[i] = fma1(a[i], b[i], c[i]);
+  return x;
+}
+
+HR_INLINE I load_u32(const uint32_t* p) {
+  I x;
+  std::memcpy(&x, p, sizeof x);
+  return x;
+}
+HR_INLINE I bit_and(I a, uint32_t mask) { return a & mask; }
+template <int N>
+HR_INLINE I shift_left(I a) {
+  return a << N;
+}
+template <int N>
+HR_INLINE I shift_right(I a) {
+  return a >> N;
+}
+HR_INLINE I add_i32(I a, int b) { return a + static_cast<uint32_t>(b); }
+HR_INLINE F to_float(I a) {  // lanes are signed
+  F x = zero();
+  for (int i = 0; i < 16; ++i) x[i] = static_cast<float>(static_cast<int32_t>(a[i]));
+  return x;
+}
+HR_INLINE F as_float(I a) {
+  F x;
+  std::memcpy(&x, &a, sizeof x);
+  return x;
+}
+HR_INLINE I as_int(F a) {
+  I x;
+  std::memcpy(&x, &a, sizeof x);
+  return x;
+}
+
+HR_INLINE F from_i8(const int8_t* p) {
+  F x = zero();
+  for (int i = 0; i < 16; ++i) x[i] = static_cast<float>(p[i]);
+  return x;
+}
+HR_INLINE float half_to_float(uint16_t half) {
+  const uint32_t sign = static_cast<uint32_t>(half & 0x8000u) << 16;
+  const uint32_t exponent = (half >> 10) & 0x1fu;
+  const uint32_t mantissa = half & 0x3ffu;
+  if (exponent == 0) {  // zero and subnormals: mantissa * 2^-24, exact
+    const float magnitude = static_cast<float>(mantissa) * 0x1p-24f;
+    return sign != 0 ? -magnitude : magnitude;
+  }
+  const uint32_t wide = exponent == 31 ? 255u : exponent + 112u;
+  const uint32_t bits = sign | (wide << 23) | (mantissa << 13);
+  float x;
+  std::memcpy(&x, &bits, sizeof x);
+  return x;
+}
+HR_INLINE F from_f16(const uint16_t* p) {
+  F x = zero();
+  for (int i = 0; i < 16; ++i) x[i] = half_to_float(p[i]);
+  return x;
+}
+HR_INLINE F from_bf16(const uint16_t* p) {
+  I x = {};
+  for (int i = 0; i < 16; ++i) x[i] = static_cast<uint32_t>(p[i]) << 16;
+  return as_float(x);
+}
+
+// Lanes below n, and `other` in the rest.
+HR_INLINE F keep_first(F x, int n, float other) {
+  for (int i = n < 0 ? 0 : n; i < 16; ++i) x[i] = other;
+  return x;
+}
+
+HR_INLINE float sum_lanes(F x) {
+  for (int step = 8; step > 0; step /= 2)
+    for (int i = 0; i < step; ++i) x[i] = x[i] + x[i + step];
+  return x[0];
+}
+HR_INLINE float max_lanes(F x) {
+  for (int step = 8; step > 0; step /= 2)
+    for (int i = 0; i < step; ++i) x[i] = x[i] > x[i + step] ? x[i] : x[i + step];
+  return x[0];
+}
+
+}  // namespace
+}  // namespace headrace::HEADRACE_ISA
