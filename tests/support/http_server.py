@@ -1,5 +1,6 @@
 """A server on a free port of 127.0.0.1, in a thread of the test's process."""
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,10 +18,12 @@ if TYPE_CHECKING:
 class RunningServer:
     """Starts on creation; `stop` drains and joins."""
 
-    def __init__(self, booted: Any, **settings: Any) -> None:
+    def __init__(self, booted: Any, *, is_attached: bool = True, **settings: Any) -> None:
         self.booted = booted
         self.config = ServerConfig(port=0, **settings)
-        self.app: Starlette = create_app(booted, self.config, telemetry=TelemetryConfig())
+        self.app: Starlette = create_app(
+            booted if is_attached else None, self.config, telemetry=TelemetryConfig()
+        )
         self.server = HttpServer(self.app, self.config)
         self.error: BaseException | None = None
         self._ready = threading.Event()
@@ -40,6 +43,21 @@ class RunningServer:
     @property
     def service(self) -> Service:
         return cast("Service", self.app.state.service)
+
+    def num_tasks(self) -> int:
+        """Tasks that live in the server's event loop, the one that counts apart."""
+
+        async def count() -> int:
+            return len(asyncio.all_tasks()) - 1
+
+        loop = self.server.loop
+        if loop is None:
+            raise RuntimeError("the server does not run")
+        return asyncio.run_coroutine_threadsafe(count(), loop).result(10)
+
+    def attach(self) -> None:
+        """Give the model to a server that runs without one."""
+        self.service.attach(self.booted)
 
     def join(self, timeout_s: float = 20.0) -> None:
         self._thread.join(timeout_s)

@@ -11,7 +11,7 @@ import errno
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 import uvicorn
 from starlette.applications import Starlette
@@ -93,8 +93,13 @@ class HttpServer:
         self._listener = bind(config.host, config.port) if listener is None else listener
         self.url = url_of(self._listener)
         self._server = _Uvicorn(app, self._on_stop)
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self.loop: asyncio.AbstractEventLoop | None = None  # while it runs, and after
         self._draining: asyncio.Task[None] | None = None
+
+    @property
+    def connections(self) -> Collection[asyncio.Protocol]:
+        """Open connections, idle ones included."""
+        return self._server.server_state.connections
 
     def run(
         self,
@@ -108,13 +113,13 @@ class HttpServer:
 
     def stop(self) -> None:
         """Drain, then stop; called again, stop at once. From any thread."""
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._on_stop)
+        if self.loop is not None and not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(self._on_stop)
 
     async def _serve(
         self, on_ready: Callable[[str], None] | None, boot: Callable[[], Booted] | None
     ) -> None:
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         serving = asyncio.create_task(self._server.serve(sockets=[self._listener]))
         try:
             if boot is not None:
