@@ -9,7 +9,7 @@ from headrace.ops.interface import KvLayout, WeightType
 from support.ops_rig import apply, batch_of, compile_rows, run, values_of, view_of
 
 RNG = np.random.default_rng(7)
-EPS = np.finfo(np.float32).eps
+EPS = float(np.finfo(np.float32).eps)
 
 
 def normal(*shape: int, scale: float = 1.0) -> Any:
