@@ -129,6 +129,18 @@ def specs_of(setup: WorkerSetup) -> dict[SeqId, SeqSpec]:
     }
 
 
+def test_every_accepted_sequence_has_its_record() -> None:
+    for seed in range(20):
+        report = run(seed)
+        finished = {
+            seq_id: end for seq_id, end in report.ends_by_seq_id.items() if isinstance(end, Finish)
+        }
+        assert {record.seq_id for record in report.records} == finished.keys()
+        for record in report.records:
+            assert record.reason is finished[record.seq_id].reason
+            assert record.num_output_tokens == finished[record.seq_id].num_output_tokens
+
+
 @pytest.mark.parametrize("first_seed", range(0, 200, 20))
 def test_no_world_loses_a_sequence_a_block_or_a_token(first_seed: int) -> None:
     for seed in range(first_seed, first_seed + 20):

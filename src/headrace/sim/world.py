@@ -25,12 +25,14 @@ from headrace.core.base.events import (
     Timer,
 )
 from headrace.core.base.plan import StepPlan, WorkerSpec
+from headrace.core.base.request import Slo
 from headrace.core.base.types import Ns, SeqId
 from headrace.core.config.schema import WorkerConfig
 from headrace.core.cost.model import CostModel
 from headrace.core.engine.build import build_worker
 from headrace.core.engine.stats import EngineStats
 from headrace.core.engine.trace import encode_frame
+from headrace.core.telemetry import RequestRecord, Telemetry
 from headrace.sim.runtime import SimRuntime
 
 
@@ -50,9 +52,8 @@ class World:
     workers: tuple[WorkerSetup, ...]
     seed: int = 0
     failure_rate: float = 0.0  # share of steps that fail
-    is_checked: bool = (
-        True  # check every law after every event, at a cost that grows with the KV pool
-    )
+    default_slo: Slo = field(default_factory=Slo)  # limits of requests that state none
+    is_checked: bool = True  # the core checks its laws after every event, at a cost
     max_calls: int = 10_000_000  # taken for a world that never ends
 
 
@@ -62,6 +63,7 @@ class WorkerReport:
 
     tokens_by_seq_id: dict[SeqId, list[int]] = field(default_factory=dict)
     ends_by_seq_id: dict[SeqId, Finish | Reject] = field(default_factory=dict)
+    records: list[RequestRecord] = field(default_factory=list)  # in the order of their ends
     stats: EngineStats | None = None  # at the end
 
 
@@ -128,6 +130,7 @@ class _Worker:
         self._core = build_worker(setup.config, setup.spec, setup.cost)
         self._runtime = runtime
         self._trace = trace
+        self._telemetry = Telemetry(world.default_slo, setup.cost)
         self._is_checked = world.is_checked
         self._alive: set[SeqId] = set()
         steps = setup.steps or FakeSteps(
@@ -153,6 +156,7 @@ class _Worker:
         now = self._runtime.now
         effects = self._core.handle(now, event)
         self._trace.add(self._index, now, event, effects)
+        self.report.records += self._telemetry.observe(now, event, effects)
         if self._is_checked:
             self._core.check()
         for effect in effects:
