@@ -12,10 +12,9 @@ BIN     := $(VENV)/bin
 PIP     := $(BIN)/python -m pip --disable-pip-version-check -q
 PYTEST  := $(BIN)/python -m pytest
 NATIVE  := pyproject.toml $(wildcard CMakeLists.txt) $(shell find src -path '*/csrc/*' -type f)
-SOURCES := $(NATIVE) $(shell find src -name '*.py')
 
-# Two ways to be installed: `app` is `pip install .`, all that serving needs; `dev` is editable with every tool.
-# Once a checkout is set up for development, `make serve` serves the checkout.
+# Two ways to be installed, both from this checkout, so that only a change of the native part or of the metadata needs
+# another build: `app` has all that serving needs, `dev` every tool. `make serve` takes what is there.
 APP := $(VENV)/.installed-app
 DEV := $(VENV)/.installed-dev
 
@@ -58,13 +57,15 @@ $(BIN)/python:
 	  || { echo "headrace needs Python 3.11 or newer; name one with PYTHON=..." >&2; exit 2; }
 	@$(PYTHON) -m venv $(VENV)
 
-$(APP): $(BIN)/python $(SOURCES)
-	@echo "installing headrace and building its native backend (about a minute)"
-	$(PIP) install .
+$(APP): $(BIN)/python $(NATIVE)
+	@echo "installing headrace and compiling its native backend (one to three minutes)"
+	$(PIP) install -e .
 	@touch $@
 
+# The build tools stay in the environment, so that a later build compiles only what changed.
 $(DEV): $(BIN)/python $(NATIVE)
-	@echo "installing headrace for development, with every tool of the tests (a few minutes)"
-	$(PIP) install -e '.[dev]'
-	@rm -f $(APP)
-	@touch $@
+	@echo "installing the build tools"
+	$(PIP) install 'scikit-build-core>=0.11' 'nanobind>=2.4' cmake ninja
+	@echo "installing headrace with every tool of the tests (a few minutes)"
+	$(PIP) install --no-build-isolation -e '.[dev]'
+	@touch $(APP) $@
