@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from headrace.ops.native.backend import NativeBackend, _native
+from headrace.ops.native import _native
+from headrace.ops.native.backend import NativeBackend
 from headrace.ops.torch.backend import TorchBackend
 
 NATIVE = [f"native-{isa}" for isa in _native.usable_isas()]

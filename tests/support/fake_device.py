@@ -154,7 +154,7 @@ class Bench:
         self.admitted: list[Admitted] = []
         self.preempted: list[Preempted] = []
 
-    def seq(self, prompt: tuple[int, ...], *, now: int | None = None, **fields: object) -> SeqSpec:
+    def seq(self, prompt: tuple[int, ...], **fields: object) -> SeqSpec:
         """A sequence with the next free id; `fields` are SamplingParams' or SeqSpec's."""
         own = {name: fields.pop(name) for name in list(fields) if name in SeqSpec.__struct_fields__}
         spec = SeqSpec(

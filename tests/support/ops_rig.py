@@ -7,6 +7,7 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.core.base.types import BlockId
 from headrace.ops.interface import (
     AttentionSpec,
     KvLayout,
@@ -102,7 +103,7 @@ def batch_of(
         tokens=tokens,
         token_starts=starts,
         positions=[seq[1] for seq in seqs],
-        block_tables=[list(seq[2]) for seq in seqs],  # type: ignore[misc]
+        block_tables=[[BlockId(block) for block in seq[2]] for seq in seqs],
         logit_rows=range(len(tokens)) if logit_rows is None else logit_rows,
     )
 

@@ -21,12 +21,13 @@ def test_a_sequence_from_arrival_to_end() -> None:
     assert bench.core.is_idle
 
 
-@pytest.mark.parametrize("field", ["stop_token_ids", "eos_token_ids"])
-def test_stop_tokens_end_it_and_are_part_of_the_output(field: str) -> None:
+@pytest.mark.parametrize("is_eos", [False, True])
+def test_stop_tokens_end_it_and_are_part_of_the_output(is_eos: bool) -> None:
     bench = Bench()
     probe = bench.seq((1, 2, 3), max_tokens=10)
     stop = expected_output(probe)[4]
-    spec = bench.seq((1, 2, 3), max_tokens=10, **{field: (stop,)})
+    ends = {"eos_token_ids" if is_eos else "stop_token_ids": (stop,)}
+    spec = bench.seq((1, 2, 3), max_tokens=10, **ends)
     bench.handle(Arrive((spec,)))
     bench.run()
     assert bench.finished[spec.seq_id].reason == "stop"
