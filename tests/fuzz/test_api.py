@@ -162,7 +162,7 @@ def test_a_valid_completion_succeeds(
 def test_a_valid_chat_succeeds(
     http: HTTPConnection, fields: dict[str, Any], messages: list[Any]
 ) -> None:
-    fields = {"messages": messages, "max_tokens": 4, "model": MODEL_NAME} | fields
+    fields = {"messages": messages, "max_tokens": 4, "model": MODEL_NAME, **fields}
     status, answer = post(http, CHAT, json.dumps(fields).encode())
     assert status == 200, answer
     assert len(answer["choices"]) == fields.get("n", 1)
