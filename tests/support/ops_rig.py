@@ -57,7 +57,8 @@ def values_of(view: TensorView) -> NDArray[np.float64]:
             return wide.view(np.float32).reshape(shape).astype(np.float64)
         case _:
             blocks = raw.reshape(view.rows, -1)
-            return gguf.quants.dequantize(blocks, GGUF_TYPES[view.type]).astype(np.float64)
+            values: Array = gguf.quants.dequantize(blocks, GGUF_TYPES[view.type])
+            return values.astype(np.float64)
 
 
 def to_bf16(values: NDArray[Any]) -> Array:
