@@ -98,7 +98,10 @@ def generate(
     raw: Annotated[
         bool,
         Parameter(
-            name="--raw", negative="", help="continue the text itself, without the chat template"
+            name="--raw",
+            negative="",
+            help="continue the text itself, without the chat template",
+            show_default=False,
         ),
     ] = False,
     json: Json = False,

@@ -7,7 +7,7 @@ from typing import Any
 
 from headrace.cli.answer import Answerer, answering
 from headrace.cli.logs import start_logging
-from headrace.cli.output import console, report_error
+from headrace.cli.output import console, print_piece, report_error
 from headrace.cli.sampling import SamplingFlags
 from headrace.cli.settings import load_settings
 from headrace.core.base.errors import RequestError
@@ -97,7 +97,7 @@ def _answer(conversation: Conversation, text: str, is_terminal: bool) -> None:
     try:
         with closing(conversation.say(text)) as pieces:
             for piece in pieces:
-                print(piece, end="", flush=True)
+                print_piece(piece)
     except KeyboardInterrupt:
         if not is_terminal:
             raise

@@ -15,7 +15,7 @@ from headrace.cli.checks import Check, Status
 from headrace.cli.checks.machine import check_cores, check_cpu, check_load, check_memory
 from headrace.cli.checks.model import check_cache, check_model
 from headrace.cli.checks.program import check_native, check_port, check_python, check_torch
-from headrace.cli.output import console, print_json
+from headrace.cli.output import print_json, print_table
 from headrace.cli.settings import load_settings
 from headrace.core.base.errors import ConfigError
 from headrace.core.config.schema import Config, ModelConfig
@@ -70,4 +70,4 @@ def _print(checks: list[Check]) -> None:
         if check.hint:
             text.append(f"\n{check.hint}", "dim")
         table.add_row(Text(check.status.value, _STYLES[check.status]), check.name, text)
-    console().print(table)
+    print_table(table)

@@ -6,7 +6,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from headrace.cli.output import console, print_json
+from headrace.cli.output import console, print_json, print_table
 from headrace.cli.settings import load_settings
 from headrace.core.base.errors import ConfigError
 from headrace.core.config.merge import DEFAULT, Merged, values_of
@@ -21,7 +21,7 @@ def explain_config(model: str | None, flags: Any, *, as_json: bool) -> int:
     if as_json:
         print_json(_figures(merged, resolution))
     else:
-        console().print(_table(merged, resolution))
+        print_table(_table(merged, resolution))
         console().print(Text(note), soft_wrap=True)
     return 0
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Group, Parameter
 
 from headrace.core.config.settings import SECTIONS, SETTINGS, Setting
+from headrace.core.config.units import format_bytes
 
 CONFIG_GROUP = Group("Settings", sort_key=10)
 _GROUPS = {
@@ -42,6 +43,7 @@ def _flag_class(name: str, sections: Iterable[str]) -> Any:
         str | None,
         Parameter(
             name="--config",
+            metavar="FILE",
             help="TOML file with settings; also HEADRACE_CONFIG",
             group=CONFIG_GROUP,
             show_default=False,
@@ -67,16 +69,32 @@ def _annotation(setting: Setting) -> Any:
             negative=f"--no-{setting.flag[2:]}" if is_flag else "",
             help=f"{setting.help} [{_facts(setting)}]",
             group=_GROUPS[setting.section],
+            metavar=_metavar(setting),
             show_default=False,
         ),
     ]
 
 
+def _metavar(setting: Setting) -> str | None:
+    if setting.type is bool:
+        return None
+    if setting.is_size:
+        return "SIZE"
+    return {int: "N", float: "NUMBER", str: "TEXT"}[setting.type]
+
+
 def _facts(setting: Setting) -> str:
-    default = str(setting.default).lower() if setting.type is bool else str(setting.default)
-    if setting.choices:
-        return f"{setting.limits}; default {default}"
-    return f"default {default}" if default else "default empty"
+    """What stands in brackets: choices and default."""
+    default = f"default {shown_default(setting)}"
+    return f"{setting.limits}; {default}" if setting.choices else default
+
+
+def shown_default(setting: Setting) -> str:
+    if setting.type is bool:
+        return str(setting.default).lower()
+    if setting.is_size and isinstance(setting.default, int) and setting.default:
+        return format_bytes(setting.default).replace(" ", "").replace(".00", "")
+    return str(setting.default) if setting.default != "" else "empty"
 
 
 if TYPE_CHECKING:

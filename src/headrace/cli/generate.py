@@ -5,7 +5,7 @@ from typing import Any
 
 from headrace.cli.answer import answering
 from headrace.cli.logs import start_logging
-from headrace.cli.output import print_json
+from headrace.cli.output import print_json, print_piece
 from headrace.cli.sampling import SamplingFlags
 from headrace.cli.settings import load_settings
 
@@ -34,6 +34,6 @@ def generate(
             print_json({"model": answerer.model_name, "text": said, **answer.figures()})
             return 0
         for piece in answer:
-            print(piece, end="", flush=True)
+            print_piece(piece)
         print()
     return 0

@@ -12,3 +12,5 @@ def start_logging(level: str) -> None:
         force=True,
     )
     logging.captureWarnings(True)
+    # Its starts and stops are said by the table and the exit code.
+    logging.getLogger("uvicorn.error").setLevel(max(logging.WARNING, logging.root.level))

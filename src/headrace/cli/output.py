@@ -5,18 +5,21 @@ error. Where a stream is not a terminal it gets plain text.
 """
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TextIO
 
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from headrace.core.config.units import format_bytes
 
 PLAIN_WIDTH = 250  # columns of what is no terminal: programs read lines, and nobody wraps them
 HELP_WIDTH = 100
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 STAGES = {"fetch": "fetching the model", "load": "loading the model"}
 
 Progress = Callable[[str, int, int], None]
@@ -31,7 +34,27 @@ def console(stream: TextIO | None = None, *, plain_width: int = PLAIN_WIDTH) -> 
 
 
 def print_json(figures: object) -> None:
-    print(json.dumps(figures, indent=2, ensure_ascii=False))
+    print(json.dumps(figures, indent=2, ensure_ascii=False), flush=True)
+
+
+def print_table(table: Table) -> None:
+    """A table on standard output; plain text has no spaces at the ends of its lines."""
+    out = console()
+    if out.is_terminal:
+        out.print(table)
+        return
+    with out.capture() as captured:
+        out.print(table)
+    print("\n".join(line.rstrip() for line in captured.get().splitlines()), flush=True)
+
+
+def print_piece(text: str) -> None:
+    """A piece of a model's text, at once. On a terminal, control characters are shown as what they
+    are not: a model must not be able to drive the terminal.
+    """
+    if sys.stdout.isatty():
+        text = _CONTROLS.sub("\N{REPLACEMENT CHARACTER}", text)
+    print(text, end="", flush=True)
 
 
 def report_error(text: str) -> None:
@@ -80,8 +103,6 @@ def showing_progress() -> Iterator[Progress]:
 
 def print_facts(groups: Mapping[str, Mapping[str, str]]) -> None:
     """One table: a title for each group, and its facts by name below it."""
-    from rich.table import Table
-
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
@@ -89,4 +110,4 @@ def print_facts(groups: Mapping[str, Mapping[str, str]]) -> None:
     for title, facts in groups.items():
         for index, (name, value) in enumerate(facts.items()):
             table.add_row(Text("" if index else title, "bold"), Text(name), Text(value))
-    console().print(table)
+    print_table(table)

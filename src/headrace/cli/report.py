@@ -81,7 +81,6 @@ def serve_facts(figures: dict[str, Any]) -> dict[str, dict[str, str]]:
         "address": {
             "URL": f"{figures['url']}/v1  (ready after {figures['started_s']:.1f} s,"
             " Ctrl-C drains and stops)",
-            "try": _curl(figures),
         },
     }
 
@@ -127,7 +126,7 @@ def _count(number: int) -> str:
     return str(number)
 
 
-def _curl(figures: dict[str, Any]) -> str:
+def curl_line(figures: dict[str, Any]) -> str:
     """A request that can be pasted into a shell."""
     name = figures["model"]["name"]
     if figures["model"]["has_chat_template"]:

@@ -25,5 +25,8 @@ class SamplingFlags:
         int | None, Parameter(help="most tokens of an answer; none = until it ends")
     ] = None
     stop: Annotated[
-        tuple[str, ...], Parameter(help="text that ends the answer; may be repeated", negative="")
+        tuple[str, ...],
+        Parameter(
+            help="text that ends the answer; may be repeated", negative="", show_default=False
+        ),
     ] = field(default=())

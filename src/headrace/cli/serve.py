@@ -5,7 +5,7 @@ from typing import Any
 
 from headrace.cli.logs import start_logging
 from headrace.cli.output import Progress, print_facts, print_json, showing_progress
-from headrace.cli.report import serve_facts, serve_figures
+from headrace.cli.report import curl_line, serve_facts, serve_figures
 from headrace.cli.settings import load_settings
 from headrace.live.boot import Booted, boot
 from headrace.server.app import create_app
@@ -33,6 +33,8 @@ def serve(model: str | None, flags: Any, *, as_json: bool) -> int:
             print_json(figures)
         else:
             print_facts(serve_facts(figures))
+            # Outside the table, which would break the line at the terminal's width.
+            print(f"\n{curl_line(figures)}", flush=True)
 
     try:
         run_server(app, config.server, listener=listener, on_ready=tell, boot=load)
