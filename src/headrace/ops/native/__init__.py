@@ -1,5 +1,5 @@
-"""The CPU backend in C++: fused kernels for AVX2, AVX-512 and plain C++, a thread pool and the sampler.
+"""The CPU backend in C++: fused kernels (AVX2, AVX-512, plain C++), a thread pool, the sampler.
 
-Decides how a step is computed on a CPU, with the same bits whatever the batch, the thread count and the instruction
-set; refuses to know which model is computed and who asked.
+Decides how a step is computed on a CPU, with the same bits whatever the batch, the thread count
+and the instruction set; refuses to know which model is computed and who asked.
 """

@@ -1,10 +1,10 @@
 """`Backend` over the C++ extension: record a forward pass once, then run every step in one call.
 
-The arithmetic is fixed: each output of `linear` is one chain of fused multiply-adds over the inputs in order, with
-weights dequantised exactly as their format says, and attention walks the blocks of a sequence in order. So results
-depend neither on the rows computed together nor on threads or instruction set. The exception is
-`activations="bf16"`, a faster arithmetic of its own for BF16 weights (AVX-512 BF16): still the same whatever the
-batch, but not the bits of float32.
+The arithmetic is fixed: each output of `linear` is one chain of fused multiply-adds over the
+inputs in order, with weights dequantised exactly as their format says, and attention walks the
+blocks of a sequence in order. So results depend neither on the rows computed together nor on
+threads or instruction set. The exception is `activations="bf16"`, a faster arithmetic of its own
+for BF16 weights (AVX-512 BF16): still the same whatever the batch, but not the bits of float32.
 """
 
 import os
@@ -53,8 +53,9 @@ def _faults() -> Iterator[None]:
 class NativeBackend:
     """Computes on the CPU with `threads` threads (0 = all CPUs of this process).
 
-    `isa` is one of `usable_isas()` or "auto"; `activations` is "f32", "bf16" (BF16 weights only; needs AVX-512 BF16) or
-    "auto", which means "bf16" where the CPU has it. Raises ConfigError for what this machine cannot do.
+    `isa` is one of `usable_isas()` or "auto"; `activations` is "f32", "bf16" (BF16 weights only;
+    needs AVX-512 BF16) or "auto", which means "bf16" where the CPU has it. Raises ConfigError for
+    what this machine cannot do.
     """
 
     name = "native"
@@ -63,7 +64,7 @@ class NativeBackend:
     def __init__(self, threads: int = 0, isa: str = "auto", activations: str = "auto") -> None:
         usable = _native.usable_isas()
         if isa != "auto" and isa not in usable:
-            raise ConfigError("instruction set is not usable here", isa=isa, usable=", ".join(usable))
+            raise ConfigError("unusable instruction set", isa=isa, usable=", ".join(usable))
         if activations not in ("auto", "f32", "bf16"):
             raise ConfigError("activations must be auto, f32 or bf16", activations=activations)
         if not 0 <= threads <= 1024:
@@ -72,7 +73,7 @@ class NativeBackend:
         has_bf16 = _native.has_bf16(self.isa)
         if activations == "bf16" and not has_bf16:
             raise ConfigError(
-                "this CPU has no bf16 dot product", isa=self.isa, hint="set activations to f32 or auto"
+                "no bf16 dot product", isa=self.isa, hint="set activations to f32 or auto"
             )
         self.bf16 = has_bf16 and activations != "f32"
         self._pool = _native.Pool(threads or default_threads())
@@ -166,7 +167,7 @@ class NativeProgram:
 
     @property
     def activation_bytes(self) -> int:
-        """Most bytes that activations can occupy; pages that no step has needed yet cost nothing."""
+        """Most bytes that activations can occupy; pages no step has needed yet cost nothing."""
         return self._program.activation_bytes
 
     def run(self, batch: StepBatch) -> None:
@@ -183,11 +184,8 @@ class NativeProgram:
         with _faults():
             rows = self._program.finish_rows([_row(request) for request in requests])
         return [
-            RowResult(
-                token=token,
-                logprob=None if request.num_top is None else TokenLogprob(token, logprob, rank, top),
-            )
-            for request, (token, logprob, rank, top) in zip(requests, rows, strict=True)
+            RowResult(scored[0], None if request.num_top is None else TokenLogprob(*scored))
+            for request, scored in zip(requests, rows, strict=True)
         ]
 
     def logits(self) -> list[list[float]]:
