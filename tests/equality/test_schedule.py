@@ -20,6 +20,7 @@ from headrace.core.config.schema import (
 )
 from headrace.live.boot import Booted, boot
 from headrace.live.generate import GenerateRequest
+from headrace.live.replay import replay
 from headrace.models.hub import ensure_default_model
 from support.tiny_model import BLOCK_BYTES, VOCAB, write_tiny_model
 
@@ -134,6 +135,9 @@ def alone(tiny_model: Path, requests: list[GenerateRequest]) -> list[Output]:
         run(booted, [request], salt=request.request_id, num_concurrent=1)[0] for request in requests
     ]
     booted.close()
+    # Outputs that are all alike would be equal whatever went wrong.
+    assert len({tokens for tokens, *_ in outputs}) == len(outputs)
+    assert len({token for tokens, *_ in outputs for token in tokens}) > VOCAB / 2
     return outputs
 
 
@@ -145,6 +149,7 @@ def test_the_schedule_changes_no_byte(
     alone: list[Output],
     chunk_tokens: int,
     is_preempting: bool,
+    tmp_path: Path,
 ) -> None:
     booted = start(
         tiny_model,
@@ -152,6 +157,7 @@ def test_the_schedule_changes_no_byte(
         num_blocks=SMALL_POOL_BLOCKS if is_preempting else 1024,
         block_bytes=BLOCK_BYTES,
         max_model_len=MAX_MODEL_LEN,
+        event_log=str(tmp_path / "log"),
     )
     try:
         for num_concurrent in (1, 8, 32):
@@ -173,13 +179,15 @@ def test_the_schedule_changes_no_byte(
         booted.engine.check()
     finally:
         booted.close()
+    report = replay(tmp_path / "log")
+    assert report.is_equal, str(report.difference)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("chunk_tokens", [16, 512])
 def test_the_schedule_changes_no_byte_of_the_default_model(chunk_tokens: int) -> None:
     path = ensure_default_model()
-    requests = draw_requests(49_152, num_requests=8, max_prompt=200, max_tokens=24)
+    requests = draw_requests(49_152, num_requests=8, max_prompt=200, max_tokens=40)
     block_bytes = 2 * 2 * 30 * 3 * 64 * 16
     roomy = start(
         path, chunk_tokens=512, num_blocks=512, block_bytes=block_bytes, max_model_len=256
@@ -187,7 +195,7 @@ def test_the_schedule_changes_no_byte_of_the_default_model(chunk_tokens: int) ->
     alone = [run(roomy, [one], salt=one.request_id, num_concurrent=1)[0] for one in requests]
     roomy.close()
     small = start(
-        path, chunk_tokens=chunk_tokens, num_blocks=24, block_bytes=block_bytes, max_model_len=256
+        path, chunk_tokens=chunk_tokens, num_blocks=18, block_bytes=block_bytes, max_model_len=256
     )
     try:
         for num_concurrent in (1, 8):
