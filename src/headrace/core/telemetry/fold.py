@@ -128,7 +128,7 @@ class Telemetry:
         elapsed_ns = now - step.started_ns
         for seq_id, share in step.shares.items():
             life = self._lives.get(seq_id)
-            if life is None or not life.is_in_step:
+            if life is None:
                 continue
             if is_lost:
                 life.lose_step(now)
