@@ -49,12 +49,10 @@ def merge(layers: Sequence[Layer]) -> Merged:
                 sources[key] = layer.source
             except ValueError as error:
                 faults.append(f"{key} {error} ({layer.source})")
+    if len(faults) > 1:
+        faults.insert(0, f"{len(faults)} settings are wrong")
     if faults:
-        raise ConfigError(
-            faults[0]
-            if len(faults) == 1
-            else "\n".join([f"{len(faults)} settings are wrong", *faults])
-        )
+        raise ConfigError("\n".join(faults))
     return Merged(config_of(values), sources)
 
 
@@ -94,10 +92,10 @@ def values_of(config: Config) -> dict[str, object]:
     }
 
 
-def did_you_mean(name: str, names: Sequence[str]) -> str:
+def did_you_mean(name: str, names: Sequence[str], *, prefix: str = "") -> str:
     """The end of a message about an unknown name: the known one that is most like it, if any is."""
-    close = get_close_matches(name, names, n=1, cutoff=0.6)
-    return f"; did you mean {close[0]}?" if close else ""
+    close = get_close_matches(name, names, n=1)
+    return f"; did you mean {prefix}{close[0]}?" if close else ""
 
 
 def _flat(layer: Layer, faults: list[str]) -> Iterator[tuple[str, object]]:

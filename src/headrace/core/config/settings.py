@@ -59,6 +59,18 @@ class Setting:
     def is_size(self) -> bool:
         return self.name.endswith("_bytes")
 
+    @property
+    def limits(self) -> str:
+        """The values it may have, for people: "1..65536", "native | torch", "a text"."""
+        if self.choices:
+            return " | ".join(self.choices)
+        if self.type is bool:
+            return "true | false"
+        if self.low is None and self.high is None:
+            return "a text" if self.type is str else "any number"
+        low, high = (_plain(limit) if limit is not None else "" for limit in (self.low, self.high))
+        return f"{low}..{high}"
+
     def parse(self, raw: object) -> object:
         """The value that `raw` means: a text in any type's spelling, or a value of the type.
 
@@ -70,11 +82,11 @@ class Setting:
         else:
             value = self._take(raw)
         if self.choices and value not in self.choices:
-            raise ValueError(f"is {value!r}; choose one of {', '.join(self.choices)}")
+            raise ValueError(f"is {_cut(repr(value))}; choose one of {', '.join(self.choices)}")
         if self.low is not None and value < self.low:  # type: ignore[operator]
-            raise ValueError(f"is {raw}, the least is {_plain(self.low)}")
+            raise ValueError(f"is {_cut(str(raw))}, the least is {_plain(self.low)}")
         if self.high is not None and value > self.high:  # type: ignore[operator]
-            raise ValueError(f"is {raw}, the most is {_plain(self.high)}")
+            raise ValueError(f"is {_cut(str(raw))}, the most is {_plain(self.high)}")
         return value
 
     def _read(self, text: str) -> object:
@@ -114,7 +126,7 @@ class Setting:
             float: "a number",
             str: "a text",
         }[self.type]
-        return ValueError(f"is {_shown(raw)}, not {wanted}")
+        return ValueError(f"is {_cut(repr(raw))}, not {wanted}")
 
 
 def _size(number: str, scale: int) -> int:
@@ -125,8 +137,8 @@ def _size(number: str, scale: int) -> int:
     return round(value) if math.isfinite(value) else 1 << 100
 
 
-def _shown(raw: object) -> str:
-    text = repr(raw)
+def _cut(text: str) -> str:
+    """Messages stay readable, whatever was written."""
     return text if len(text) <= 60 else text[:57] + "..."
 
 

@@ -63,4 +63,6 @@ def _meant(variable: str) -> str:
     for setting in SETTINGS.values():
         if name in (setting.name, setting.flag.strip("-").replace("-", "_")):
             return f"; did you mean {setting.variable}?"
-    return did_you_mean(variable, [*_BY_VARIABLE, *VARIABLES])
+    # Compared without the prefix, which would make all of them alike.
+    names = [known.removeprefix(PREFIX) for known in (*_BY_VARIABLE, *VARIABLES)]
+    return did_you_mean(variable.removeprefix(PREFIX), names, prefix=PREFIX)

@@ -1,0 +1,97 @@
+"""What is left open becomes numbers once, with reasons."""
+
+import msgspec
+import pytest
+
+from headrace.core.base.errors import ConfigError
+from headrace.core.config.merge import from_settings, values_of
+from headrace.core.config.resolve import MachineFacts, ModelFacts, resolve
+from headrace.core.config.schema import Config
+
+MACHINE = MachineFacts(
+    num_cores=6, total_bytes=16 << 30, available_bytes=8 << 30, isas=("avx2", "portable")
+)
+MODEL = ModelFacts(
+    name="tiny",
+    max_model_len=2048,
+    weight_bytes=100 << 20,
+    activation_bytes=30 << 20,
+    block_bytes=1 << 18,
+)
+
+
+def test_everything_open_gets_a_value_and_a_reason() -> None:
+    config, reasons, kv = (lambda r: (r.config, r.reasons, r.kv))(resolve(Config(), MACHINE, MODEL))
+    assert config.device.threads == 6
+    assert config.device.isa == "avx2"
+    assert config.device.activations == "f32"
+    assert config.scheduler.chunk_tokens == config.scheduler.step_tokens
+    assert config.model.name == "tiny"
+    assert config.model.max_model_len == 2048
+    assert kv is not None
+    assert config.kv.memory_bytes == kv.memory_bytes == kv.ledger.kv
+    before, after = values_of(Config()), values_of(config)
+    assert reasons.keys() == {key for key in after if before[key] != after[key]}
+
+
+def test_what_was_asked_stays() -> None:
+    asked = from_settings(
+        {
+            "threads": 2,
+            "isa": "portable",
+            "activations": "f32",
+            "chunk_tokens": 64,
+            "name": "mine",
+            "max_model_len": 1024,
+            "memory_bytes": "64MiB",
+        }
+    )
+    resolution = resolve(asked, MACHINE, MODEL)
+    assert resolution.config == asked
+    assert resolution.reasons == {}
+    assert resolution.kv is not None
+    assert resolution.kv.num_full_seqs == 4
+
+
+@pytest.mark.parametrize("model", [None, MODEL])
+def test_resolving_again_changes_nothing(model: ModelFacts | None) -> None:
+    once = resolve(Config(), MACHINE, model)
+    again = resolve(once.config, MACHINE, model)
+    assert again.config == once.config
+    assert again.reasons == {}
+
+
+def test_without_a_model_what_depends_on_it_stays_open() -> None:
+    resolution = resolve(Config(), MACHINE)
+    assert resolution.kv is None
+    assert resolution.config.model == Config().model
+    assert resolution.config.kv == Config().kv
+    assert resolution.config.device.threads == 6
+
+
+def test_bf16_where_the_cpu_has_it() -> None:
+    machine = MachineFacts(num_cores=1, total_bytes=1, available_bytes=1, isas=("avx512", "avx2"))
+    assert resolve(Config(), machine).config.device.activations == "bf16"
+    narrow = from_settings({"isa": "avx2"})
+    assert resolve(narrow, machine).config.device.activations == "f32"
+
+
+def test_the_torch_backend_has_no_instruction_set() -> None:
+    resolution = resolve(from_settings({"backend": "torch"}), MACHINE)
+    assert resolution.config.device.isa == "auto"
+    assert resolution.config.device.activations == "auto"
+
+
+def test_a_machine_without_the_extension_leaves_it_open() -> None:
+    machine = MachineFacts(num_cores=1, total_bytes=1, available_bytes=1)
+    assert resolve(Config(), machine).config.device.isa == "auto"
+
+
+def test_a_length_that_the_model_does_not_have_is_refused() -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve(from_settings({"max_model_len": 4096}), MACHINE, MODEL)
+    assert caught.value.message == "model.max_model_len is 4096, the model allows 2048"
+
+
+def test_facts_are_plain_data() -> None:
+    assert msgspec.to_builtins(MODEL)["block_size"] == 16
