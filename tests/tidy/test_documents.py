@@ -24,9 +24,10 @@ def anchors(document: Path) -> set[str]:
 
 
 def exists(document: Path, named: str) -> bool:
-    """A file may be named from the document, the root, or the room it is in."""
+    """A file may be named from the document, the root, the package, the tests, or alone."""
     places = [document.parent, ROOT, ROOT / "src" / "headrace", ROOT / "tests"]
-    return any((place / named).exists() for place in places)
+    is_alone = "/" not in named and any((ROOT / "src").rglob(named))
+    return is_alone or any((place / named).exists() for place in places)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=ids)
@@ -57,3 +58,9 @@ def test_named_targets_exist(document: Path) -> None:
 def test_decision_records_are_numbered_in_order() -> None:
     numbers = sorted(int(path.name[:4]) for path in ROOT.glob("docs/adr/[0-9]*.md"))
     assert numbers == list(range(len(numbers)))
+
+
+def test_every_document_can_be_found_from_the_index() -> None:
+    index = ROOT / "docs" / "index.md"
+    linked = {(index.parent / link).resolve() for link in LINK.findall(index.read_text())}
+    assert [ids(d) for d in DOCUMENTS if d != index and d.resolve() not in linked] == []

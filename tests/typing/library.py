@@ -9,7 +9,8 @@ from headrace.llm import Completion
 
 def answers_have_types(llm: LLM) -> None:
     assert_type(llm.generate("one", max_tokens=4), list[Completion])
-    assert_type(llm.generate(["one", [1, 2]], temperature=0, stop=["."]), list[Completion])
+    assert_type(llm.generate(["one", "two"], temperature=0, stop=["."]), list[Completion])
+    assert_type(llm.generate([[1, 2], [3]], logit_bias={5: -1.0}), list[Completion])
     assert_type(llm.stream("one", seed=3), Iterator[str])
     answer = llm.chat([{"role": "user", "content": "hello"}])[0]
     assert_type(answer.outputs[0].text, str)
