@@ -11,26 +11,32 @@ import aiohttp
 import msgspec
 
 from headrace.core.base.errors import HeadraceError
+from headrace.core.base.metrics import e2e_ns, tpot_ns, ttft_ns
+from headrace.core.base.types import Ns
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """Times are seconds of one monotonic clock; counts are the server's own usage figures."""
+    """Times are those of one monotonic clock; counts are the server's own usage figures."""
 
-    sent_s: float
-    first_token_s: float
-    last_token_s: float
+    sent_ns: Ns
+    first_token_ns: Ns
+    last_token_ns: Ns
     num_prompt_tokens: int
     num_output_tokens: int
     num_cached_tokens: int
 
     @property
-    def ttft_s(self) -> float:
-        return self.first_token_s - self.sent_s
+    def ttft_ns(self) -> Ns:
+        return ttft_ns(self.sent_ns, self.first_token_ns)
 
     @property
-    def tpot_s(self) -> float:
-        """Time per output token after the first one."""
-        return (self.last_token_s - self.first_token_s) / max(self.num_output_tokens - 1, 1)
+    def tpot_ns(self) -> float | None:
+        e2e = e2e_ns(self.sent_ns, self.last_token_ns)
+        return tpot_ns(e2e, self.ttft_ns, self.num_output_tokens)
+
+
+def now() -> Ns:
+    return Ns(time.perf_counter_ns())
 
 
 async def events(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
@@ -50,8 +56,8 @@ async def complete(
     body: Mapping[str, Any],
 ) -> Answer:
     """Send `body` to /v1/completions and read the stream to its end. Failures are HeadraceError."""
-    sent_s = time.perf_counter()
-    first_token_s = last_token_s = 0.0
+    sent_ns = now()
+    token_times_ns: list[Ns] = []
     usage: dict[str, Any] = {}
     asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
     async with session.post(f"{url}/v1/completions", json=asked) as response:
@@ -62,18 +68,19 @@ async def complete(
             if "error" in event:
                 raise HeadraceError("server failed", error=event["error"])
             usage = event.get("usage") or usage
-            for choice in event.get("choices", ()):
-                # The last event may carry nothing but the reason of the end.
-                if choice.get("text") or choice.get("finish_reason") is None:
-                    last_token_s = time.perf_counter()
-                    first_token_s = first_token_s or last_token_s
-    if not usage or not first_token_s:
+            # The last event may carry nothing but the reason of the end.
+            token_times_ns += [
+                now()
+                for choice in event.get("choices", ())
+                if choice.get("text") or choice.get("finish_reason") is None
+            ]
+    if not usage or not token_times_ns:
         raise HeadraceError("stream had no usage or no token", usage=usage)
     details = usage.get("prompt_tokens_details") or {}
     return Answer(
-        sent_s=sent_s,
-        first_token_s=first_token_s,
-        last_token_s=last_token_s,
+        sent_ns=sent_ns,
+        first_token_ns=token_times_ns[0],
+        last_token_ns=token_times_ns[-1],
         num_prompt_tokens=usage["prompt_tokens"],
         num_output_tokens=usage["completion_tokens"],
         num_cached_tokens=details.get("cached_tokens") or 0,

@@ -4,8 +4,8 @@ Decides what is offered, when, and how it is counted; refuses to know which serv
 """
 
 import asyncio
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 import aiohttp
@@ -14,6 +14,8 @@ import msgspec
 from headrace.bench.client import Answer, complete
 from headrace.bench.prompts import PromptWriter
 from headrace.core.base.errors import HeadraceError
+from headrace.core.base.metrics import per_second, percentile
+from headrace.core.base.types import NS_PER_MS, NS_PER_S, Ns
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,7 +24,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     num_requests: int
     num_prompt_tokens: int
-    num_output_tokens: int
+    num_output_tokens: int  # two or more, for there to be a time between tokens
     num_shared_tokens: int = 0  # first tokens of the prompt that all requests have in common
     num_warmups: int = 0  # requests of the same kind that come before and are not counted
     at_once: bool = False
@@ -80,13 +82,10 @@ class Spread(msgspec.Struct, frozen=True):
     p99: float
 
     @staticmethod
-    def of(values: Sequence[float]) -> "Spread":
+    def of(values: Iterable[float]) -> "Spread":
         """Of at least one value."""
         ordered = sorted(values)
-        if len(ordered) == 1:
-            return Spread(ordered[0], ordered[0], ordered[0])
-        cuts = statistics.quantiles(ordered, n=100, method="inclusive")
-        return Spread(statistics.median(ordered), statistics.fmean(ordered), cuts[98])
+        return Spread(percentile(ordered, 0.5), fmean(ordered), percentile(ordered, 0.99))
 
 
 class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,20 +104,20 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @staticmethod
     def of(load: Load, answers: Sequence[Answer]) -> "LoadReport":
-        wall_s = max(a.last_token_s for a in answers) - min(a.sent_s for a in answers)
+        wall_ns = Ns(max(a.last_token_ns for a in answers) - min(a.sent_ns for a in answers))
         num_output_tokens = sum(a.num_output_tokens for a in answers)
-        ttft_ms = Spread.of([1e3 * a.ttft_s for a in answers])
+        ttft_ms = Spread.of(a.ttft_ns / NS_PER_MS for a in answers)
         return LoadReport(
             load=load.name,
             num_requests=len(answers),
             num_prompt_tokens=sum(a.num_prompt_tokens for a in answers),
             num_output_tokens=num_output_tokens,
             num_cached_tokens=sum(a.num_cached_tokens for a in answers),
-            wall_s=wall_s,
-            output_tokens_per_s=num_output_tokens / wall_s,
+            wall_s=wall_ns / NS_PER_S,
+            output_tokens_per_s=per_second(num_output_tokens, wall_ns),
             prefill_tokens_per_s=1e3 * load.num_prompt_tokens / ttft_ms.p50,
             ttft_ms=ttft_ms,
-            tpot_ms=Spread.of([1e3 * a.tpot_s for a in answers]),
+            tpot_ms=Spread.of(a.tpot_ns / NS_PER_MS for a in answers if a.tpot_ns is not None),
         )
 
 

@@ -12,6 +12,7 @@ from headrace.bench.client import Answer
 from headrace.bench.loads import LOADS, Load, LoadReport, Spread, Target, prompts_of, run_load
 from headrace.bench.prompts import PromptWriter
 from headrace.core.base.errors import HeadraceError
+from headrace.core.base.types import NS_PER_MS, NS_PER_S, Ns
 
 
 def encode(text: str) -> list[int]:
@@ -130,26 +131,21 @@ def test_a_faulty_answer_is_no_figure(server: SmallServer, message: str) -> None
 def test_figures_follow_their_definitions() -> None:
     answers = [
         Answer(
-            sent_s=1.0,
-            first_token_s=1.5 + late,
-            last_token_s=2.5 + late,
+            sent_ns=Ns(1 * NS_PER_S),
+            first_token_ns=Ns(1 * NS_PER_S + ttft_ms * NS_PER_MS),
+            last_token_ns=Ns(2 * NS_PER_S + ttft_ms * NS_PER_MS),
             num_prompt_tokens=9,
             num_output_tokens=5,
             num_cached_tokens=0,
         )
-        for late in (0.0, 1.0)
+        for ttft_ms in (500, 600, 1500)
     ]
     report = LoadReport.of(LOAD, answers)
     assert report.wall_s == 2.5
-    assert report.output_tokens_per_s == 4.0
-    assert (report.ttft_ms.p50, report.ttft_ms.mean) == (1000.0, 1000.0)
-    assert report.ttft_ms.p99 == pytest.approx(1490.0)
-    assert report.tpot_ms.p50 == 250.0
-    assert report.prefill_tokens_per_s == 9.0
-
-
-def test_spread_of_one_value() -> None:
-    assert Spread.of([3.0]) == Spread(3.0, 3.0, 3.0)
+    assert report.output_tokens_per_s == 6.0
+    assert report.ttft_ms == Spread(p50=600.0, mean=2600 / 3, p99=1500.0)
+    assert report.tpot_ms == Spread(p50=250.0, mean=250.0, p99=250.0)
+    assert report.prefill_tokens_per_s == 15.0
 
 
 def test_the_standard_loads_keep_their_sizes() -> None:
