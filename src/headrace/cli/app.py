@@ -32,6 +32,7 @@ app = App(
     result_action="return_value",
     exit_on_error=False,
     print_error=False,
+    suppress_keyboard_interrupt=False,
 )
 explain = App(name="explain", help="Say why things are as they are.")
 app.command(explain)

@@ -1,0 +1,204 @@
+"""The console script: exit codes, one-line errors, plain output."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import headrace
+from headrace.cli.main import main
+from headrace.core.base.errors import OverloadError
+
+COMMANDS = (
+    ["serve"],
+    ["chat"],
+    ["generate"],
+    ["pull"],
+    ["doctor"],
+    ["explain"],
+    ["explain", "config"],
+    ["replay"],
+)
+Capture = pytest.CaptureFixture[str]
+
+
+def run(capsys: Capture, *arguments: str) -> tuple[int, str, str]:
+    code = main(arguments)
+    out, err = capsys.readouterr()
+    assert "\x1b" not in out + err
+    return code, out, err
+
+
+def test_version(capsys: Capture) -> None:
+    assert run(capsys, "--version") == (0, f"headrace {headrace.__version__}\n", "")
+
+
+def test_version_imports_nothing_that_takes_time() -> None:
+    code = (
+        "import sys; from headrace.cli.main import main; main(['--version']);"
+        "print(sorted({name.partition('.')[0] for name in sys.modules}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(re.findall(r"'(\w+)'", done.stdout))
+    heavy = {"cyclopts", "rich", "msgspec", "tokenizers", "starlette", "uvicorn", "asyncio"}
+    assert "headrace" in loaded
+    assert loaded & heavy == set()
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_help_of_every_command(command: list[str], capsys: Capture) -> None:
+    code, out, err = run(capsys, *command, "--help")
+    assert (code, err) == (0, "")
+    assert out.startswith(f"Usage: headrace {' '.join(command)}")
+
+
+def test_help_lists_every_command(capsys: Capture) -> None:
+    code, out, _ = run(capsys)
+    assert code == 0
+    for command in COMMANDS:
+        assert f"│ {command[0]} " in out
+
+
+def test_help_needs_no_engine() -> None:
+    code = (
+        "import sys; from headrace.cli.main import main; main(['serve', '--help']);"
+        "print('loaded', sorted({name.partition('.')[0] for name in sys.modules}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert {"tokenizers", "starlette", "uvicorn", "torch"} & set(
+        re.findall(r"'(\w+)'", done.stdout.partition("loaded")[2])
+    ) == set()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["srve"], 'unknown command "srve". Did you mean "serve"'),
+        (["serve", "--prot", "1"], "unknown option: --prot. Did you mean --port?"),
+        (["serve", "a", "b"], "unexpected argument b"),
+        (["serve", "--port"], 'command "serve" parameter --port requires an argument'),
+        (["serve", "--port", "1", "--port", "2"], "parameter --port specified multiple times"),
+        (["generate"], 'command "generate" parameter PROMPT requires an argument'),
+        (["generate", "x", "--top-k", "many"], "invalid value for --top-k"),
+        (["generate", "x", "--raw", "--system", "y"], "--system needs the chat template"),
+    ],
+)
+def test_wrong_words_are_one_line_and_exit_code_2(
+    arguments: list[str], message: str, capsys: Capture
+) -> None:
+    code, out, err = run(capsys, *arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"error: {message}")
+    assert err.count("\n") == 1
+    assert not err.endswith(".\n")
+
+
+def test_all_wrong_settings_are_told_at_once(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "headrace.toml"
+    file.write_text("[scheduler]\nstep_token = 5\norder = 'lifo'\n")
+    monkeypatch.setenv("HEADRACE_SERVER_PORT", "http")
+    code, out, err = run(capsys, "serve", "--config", str(file), "--kv-memory", "1GX")
+    assert (code, out) == (2, "")
+    assert err.splitlines() == [
+        "error: 4 settings are wrong",
+        f"  - unknown setting scheduler.step_token (file {file});"
+        " did you mean scheduler.step_tokens?",
+        "  - scheduler.order is 'lifo'; choose one of fcfs, priority, longest_prefix, slo_slack"
+        f" (file {file})",
+        "  - server.port is 'http', not a whole number (env HEADRACE_SERVER_PORT)",
+        "  - kv.memory_bytes is '1GX', not a size such as 512MiB (flag --kv-memory)",
+    ]
+
+
+@pytest.mark.parametrize("command", ["serve", "chat", "pull", "generate"])
+def test_a_model_that_is_not_there(command: str, capsys: Capture, tmp_path: Path) -> None:
+    path = str(tmp_path / "none.gguf")
+    arguments = ["x", "--model", path] if command == "generate" else [path]
+    if command == "serve":
+        arguments += ["--port", "0"]
+    code, out, err = run(capsys, command, *arguments)
+    assert (code, out) == (2, "")
+    assert err.splitlines() == [
+        f"error: {path}: there is no such file or folder",
+        "hint: name a GGUF file, a folder of safetensors, or a hub id (org/name)",
+    ]
+
+
+def test_an_address_that_is_taken(capsys: Capture) -> None:
+    from headrace.server.run import bind, url_of
+
+    listener = bind("127.0.0.1", 0)
+    try:
+        port = url_of(listener).rpartition(":")[2]
+        code, out, err = run(capsys, "serve", "no-model.gguf", "--port", port)
+    finally:
+        listener.close()
+    assert (code, out) == (2, "")
+    first, second = err.splitlines()
+    assert first == f"error: cannot listen on 127.0.0.1 port {port}: address already in use"
+    assert second.startswith("hint: ")
+
+
+def break_pull(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("headrace.cli.pull.resolve_model", fail)
+
+
+def test_a_fault_of_ours_is_one_line_too(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    break_pull(monkeypatch, ValueError("odd"))
+    assert run(capsys, "pull") == (
+        1,
+        "",
+        "error: unexpected ValueError: odd\n"
+        "hint: this is a fault of headrace; --debug shows where it happened\n",
+    )
+
+
+@pytest.mark.parametrize("how", ["flag", "variable"])
+def test_debug_shows_the_traceback(
+    how: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    break_pull(monkeypatch, ValueError("odd"))
+    if how == "variable":
+        monkeypatch.setenv("HEADRACE_DEBUG", "1")
+    code, _, err = run(capsys, "pull", *(["--debug"] if how == "flag" else []))
+    assert code == 1
+    assert "Traceback" in err
+    assert "error: unexpected ValueError: odd" in err
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "text"),
+    [
+        (OverloadError("no room now", retry_after_s=1.0), 1, "error: no room now\n"),
+        (PermissionError(13, "Permission denied", "/x"), 1, "error: /x: permission denied\n"),
+        (KeyboardInterrupt(), 130, ""),
+    ],
+)
+def test_exit_codes(
+    error: BaseException, code: int, text: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    break_pull(monkeypatch, error)
+    assert run(capsys, "pull") == (code, "", text)
+
+
+def test_a_reader_that_has_had_enough_is_no_fault() -> None:
+    """As `headrace explain config | head -1`."""
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-m", "headrace.cli.main", "explain", "config", "--json"],
+        stdout=write,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    os.close(write)
+    assert (done.returncode, done.stderr) == (1, "")
