@@ -113,13 +113,11 @@ def read_shard(path: Path, data: memoryview) -> dict[str, StoredTensor]:
 def read_bounded(path: Path, max_bytes: int = MAX_JSON_BYTES) -> bytes:
     """A whole small file; ConfigError where it is large or cannot be read."""
     try:
-        with path.open("rb") as file:
-            data = file.read(max_bytes + 1)
+        if path.stat().st_size > max_bytes:
+            raise ConfigError(f"{path}: larger than {max_bytes} bytes")
+        return path.read_bytes()
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    if len(data) > max_bytes:
-        raise ConfigError(f"{path}: larger than {max_bytes} bytes")
-    return data
 
 
 def _extent(path: Path, name: str, entry: _Entry) -> Extent:
