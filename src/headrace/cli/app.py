@@ -89,7 +89,9 @@ def chat(
 
 @app.command
 def generate(
-    prompt: Annotated[str, Parameter(help="the message; - = all of standard input")],
+    prompt: Annotated[
+        str | None, Parameter(help="the message; none = all of standard input")
+    ] = None,
     /,
     *,
     model: Annotated[

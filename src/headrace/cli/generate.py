@@ -11,7 +11,7 @@ from headrace.cli.settings import load_settings
 
 
 def generate(
-    prompt: str,
+    prompt: str | None,
     model: str | None,
     flags: Any,
     sampling: SamplingFlags,
@@ -22,7 +22,7 @@ def generate(
 ) -> int:
     config = load_settings(flags, model=model).config
     start_logging(config.telemetry.log_level)
-    text = sys.stdin.read() if prompt == "-" else prompt
+    text = sys.stdin.read() if prompt is None else prompt
     with answering(config, sampling) as answerer:
         if is_raw:
             answer = answerer.complete(text)

@@ -81,7 +81,7 @@ def test_help_needs_no_engine() -> None:
         (["serve", "a", "b"], "unexpected argument b"),
         (["serve", "--port"], 'command "serve" parameter --port requires an argument'),
         (["serve", "--port", "1", "--port", "2"], "parameter --port specified multiple times"),
-        (["generate"], 'command "generate" parameter PROMPT requires an argument'),
+        (["replay"], 'command "replay" parameter LOG requires an argument'),
         (["generate", "x", "--top-k", "many"], "invalid value for --top-k"),
         (["generate", "x", "--raw", "--system", "y"], "--system needs the chat template"),
     ],

@@ -1,0 +1,163 @@
+"""The commands as an operator runs them: processes, signals, exit codes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.core.base.errors import ConfigError
+from headrace.core.config.schema import DeviceConfig
+from headrace.live.boot import make_backend
+from support.tiny_model import write_tiny_model
+
+START_TIMEOUT_S = 60.0
+HEADRACE = (sys.executable, "-m", "headrace.cli.main")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("model") / "tiny.gguf")
+
+
+@pytest.fixture(scope="module")
+def backend() -> str:
+    """The backend that users have, or where it is not built the reference."""
+    try:
+        make_backend(DeviceConfig())
+    except ConfigError:
+        return "torch"
+    return "native"
+
+
+@contextmanager
+def started(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
+    """`headrace serve` on a port of its own, and the figures that it prints when it is ready."""
+    process = subprocess.Popen(
+        [*HEADRACE, "serve", "--port", "0", "--json", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process, read_figures(process)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def read_figures(process: "subprocess.Popen[str]") -> dict[str, Any]:
+    """The first JSON document of its output, which ends with a brace of its own line."""
+    assert process.stdout is not None
+    text = ""
+    for line in process.stdout:
+        text += line
+        if line == "}\n":
+            figures: dict[str, Any] = json.loads(text)
+            return figures
+    assert process.stderr is not None
+    pytest.fail(f"no figures: {text}{process.stderr.read()}")
+
+
+def post(url: str, body: dict[str, object]) -> dict[str, Any]:
+    request = urllib.request.Request(
+        url, json.dumps(body).encode(), {"content-type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=30) as response:
+        answer: dict[str, Any] = json.load(response)
+        return answer
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_serve_answers_until_a_signal_and_ends_well(
+    number: signal.Signals, model: Path, backend: str
+) -> None:
+    with started(str(model), "--backend", backend, "--kv-memory", "1MiB") as (process, figures):
+        assert figures["model"]["name"] == "tiny"
+        assert figures["kv"]["num_blocks"] == 256
+        assert figures["memory"]["kv_bytes"] == 1 << 20
+        with urllib.request.urlopen(f"{figures['url']}/ready", timeout=10) as response:
+            assert json.load(response)["status"] == "open"
+        body = {"model": "tiny", "prompt": "Hello", "max_tokens": 5, "ignore_eos": True}
+        answer = post(f"{figures['url']}/v1/completions", body)
+        assert answer["usage"]["completion_tokens"] == 5
+        process.send_signal(number)
+        out, err = process.communicate(timeout=30)
+        assert (process.returncode, out, err) == (0, "", "")
+
+
+def test_a_signal_while_loading_ends_at_once(model: Path, backend: str) -> None:
+    process = subprocess.Popen(
+        [*HEADRACE, "serve", str(model), "--port", "0", "--backend", backend],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        wait_for_a_listener(process.pid)
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=30)
+    finally:
+        process.kill()
+        process.communicate()
+    assert "Traceback" not in err
+    # Before the server has taken over signals, SIGTERM ends a process as it ends any.
+    assert process.returncode in (0, -signal.SIGTERM)
+
+
+def wait_for_a_listener(pid: int) -> None:
+    deadline_s = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline_s:
+        with suppress(FileNotFoundError):  # closed while we look
+            links = Path(f"/proc/{pid}/fd").iterdir()
+            if any(os.readlink(link).startswith("socket:") for link in links):
+                return
+        time.sleep(0.01)
+    pytest.fail("the server did not listen")
+
+
+def test_a_recorded_server_replays(model: Path, backend: str, tmp_path: Path) -> None:
+    log = tmp_path / "events.log"
+    with started(str(model), "--backend", backend, "--event-log", str(log)) as (process, figures):
+        body = {"prompt": "Hello", "max_tokens": 5, "temperature": 0, "ignore_eos": True}
+        post(f"{figures['url']}/v1/completions", body)
+        process.terminate()
+        assert process.wait(30) == 0
+    done = subprocess.run(
+        [*HEADRACE, "replay", str(log)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.endswith(" events, every effect as recorded\n")
+
+
+def test_chat_in_a_pipe(model: Path, backend: str) -> None:
+    arguments = [str(model), "--backend", backend, "--max-tokens", "3", "--seed", "1"]
+    done = subprocess.run(
+        [*HEADRACE, "chat", *arguments],
+        input="hello\n",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.endswith("\n")
+
+
+def test_version_is_quick() -> None:
+    """Measured against an interpreter that does nothing, as the machine may be busy."""
+
+    def elapsed_s(*command: str) -> float:
+        started_s = time.perf_counter()
+        subprocess.run([sys.executable, *command], check=True, capture_output=True)
+        return time.perf_counter() - started_s
+
+    idle_s = min(elapsed_s("-c", "pass") for _ in range(5))
+    version_s = min(elapsed_s("-m", "headrace.cli.main", "--version") for _ in range(5))
+    assert version_s - idle_s < 0.15
