@@ -11,7 +11,7 @@ ARGS   ?=
 BIN     := $(VENV)/bin
 PIP     := $(BIN)/python -m pip --disable-pip-version-check -q
 PYTEST  := $(BIN)/python -m pytest
-NATIVE  := pyproject.toml $(wildcard CMakeLists.txt) $(shell find src -path '*/csrc/*' -type f)
+NATIVE  := pyproject.toml CMakeLists.txt $(shell find src -path '*/csrc/*' -type f)
 
 # Two ways to be installed, both from this checkout, so that only a change of the native part or of the metadata needs
 # another build: `app` has all that serving needs, `dev` every tool. `make serve` takes what is there.
