@@ -4,6 +4,7 @@ serves.
 
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain, count
 from types import TracebackType
@@ -164,10 +165,12 @@ class LLM:
         else:
             text = self._render(cast("Sequence[Message]", prompt))
             tokens = self._booted.loaded.tokenizer.encode(text, add_special=False)
-        for delta in self._booted.text_engine.stream_sync(self._request(tokens, sampling)):
-            if delta.text:
-                yield delta.text
-            _raise_error(delta)
+        request = self._request(tokens, sampling)
+        with closing(self._booted.text_engine.stream_sync(request)) as deltas:
+            for delta in deltas:
+                if delta.text:
+                    yield delta.text
+                _raise_error(delta)
 
     def close(self) -> None:
         """End what runs and give back memory and threads. Idempotent."""
@@ -238,13 +241,15 @@ class LLM:
         deltas: list[list[ChoiceDelta]] = [[] for _ in requests]
         num_done, num_all = 0, sum(request.n for request in requests)
         max_open = max(1, OPEN_CHOICES // max((request.n for request in requests), default=1))
-        for index, delta in self._booted.text_engine.stream_all(requests, max_open=max_open):
-            _raise_error(delta)
-            deltas[index].append(delta)
-            if delta.finish is not None:
-                num_done += 1
-                if on_progress is not None:
-                    on_progress(num_done, num_all)
+        stream = self._booted.text_engine.stream_all(requests, max_open=max_open)
+        with closing(stream):
+            for index, delta in stream:
+                _raise_error(delta)
+                deltas[index].append(delta)
+                if delta.finish is not None:
+                    num_done += 1
+                    if on_progress is not None:
+                        on_progress(num_done, num_all)
         return [
             _completion(text, request, parts)
             for text, request, parts in zip(texts, requests, deltas, strict=True)

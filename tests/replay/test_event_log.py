@@ -2,13 +2,15 @@
 simulator.
 """
 
+import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from headrace.adapters.executors.sim import FakeSteps
+from headrace.adapters.executors.sim import FakeSteps, SimExecutor
 from headrace.core.base.errors import ConfigError
 from headrace.core.base.events import (
     StartStep,
@@ -26,7 +28,7 @@ from headrace.live.replay import replay
 from headrace.sim.recorded import recorded_setup
 from headrace.sim.world import World, simulate
 from support.fake_device import LinearCost
-from support.live import WAIT_S, Ear, ManualExecutor, seq_spec, worker_spec
+from support.live import WAIT_S, Ear, seq_spec, worker_spec
 
 CONFIG = WorkerConfig(
     scheduler=SchedulerConfig(
@@ -36,16 +38,17 @@ CONFIG = WorkerConfig(
 )
 
 
+def call_later(delay_ns: Ns, call: Callable[[], None]) -> None:
+    threading.Timer(delay_ns / NS_PER_S, call).start()
+
+
 def record(path: Path, *, failure_rate: float = 0.1) -> list[Frame]:
     """A live run that meets preemption, faults, cancels and early rejection, from two client
     threads' worth of work.
     """
     spec = worker_spec(num_blocks=24)
-    executor = ManualExecutor(
-        spec,
-        FakeSteps(LinearCost(), spec.vocab_size, seed=5, failure_rate=failure_rate),
-        is_free=True,
-    )
+    steps = FakeSteps(LinearCost(), spec.vocab_size, seed=5, failure_rate=failure_rate)
+    executor = SimExecutor(spec, steps, call_later)
     seen: list[Frame] = []
     engine = LiveEngine(CONFIG, executor, event_log=path)
     engine.observe(lambda now, event, effects: seen.append(Frame(now, event, tuple(effects))))

@@ -7,6 +7,7 @@ from typing import Final
 import msgspec
 
 from headrace.core.base.errors import RequestError
+from headrace.core.base.request import Slo
 from headrace.core.base.sampling import SamplingParams
 
 MAX_CHOICES: Final = 64
@@ -15,6 +16,7 @@ MAX_STOP_CHARS: Final = 256
 MAX_STOP_TOKEN_IDS: Final = 1024
 MAX_LOGIT_BIASES: Final = 1024
 MAX_LOGPROBS: Final = 20
+MAX_SLO_MS: Final = 1e9
 
 
 def resolve_params(
@@ -52,9 +54,14 @@ def resolve_params(
     )
 
 
-def check_choices(n: int, stops: tuple[str, ...]) -> None:
-    """Raise RequestError unless the number of choices and the stop strings are within bounds."""
+def check_request(n: int, stops: tuple[str, ...], priority: int, slo: Slo) -> None:
+    """Raise RequestError unless what is asked of the request as a whole is within bounds."""
     _check("n", n, 1, MAX_CHOICES)
+    _check("priority", priority, -(2**31), 2**31 - 1)
+    for name in slo.__struct_fields__:
+        limit_ms = getattr(slo, name)
+        if limit_ms is not None:
+            _check(name, limit_ms, 0, MAX_SLO_MS)
     if len(stops) > MAX_STOPS:
         raise _fault("stop", f"{len(stops)} stop strings are more than {MAX_STOPS}")
     for stop in stops:

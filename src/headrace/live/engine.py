@@ -9,27 +9,21 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from itertools import count
 from pathlib import Path
 
 from headrace.adapters.executors.port import Executor
 from headrace.core.base.errors import InvariantError, OverloadError
 from headrace.core.base.events import (
-    Admitted,
     Arrive,
     CallAt,
     Cancel,
     CopyDone,
-    Emit,
     EngineEffect,
     EngineEvent,
-    Finish,
-    Preempted,
-    Reject,
     StartCopy,
     StartStep,
     StepDone,
@@ -37,23 +31,19 @@ from headrace.core.base.events import (
     Timer,
 )
 from headrace.core.base.plan import StepPlan
-from headrace.core.base.request import FinishReason, SeqSpec
+from headrace.core.base.request import SeqSpec
 from headrace.core.base.types import NS_PER_S, Ns, SeqId
 from headrace.core.config.schema import WorkerConfig
 from headrace.core.cost.fitted import FittedCostModel
 from headrace.core.engine.build import build_worker
 from headrace.core.engine.stats import EngineStats
-from headrace.live.event_log import EventLogWriter, LogHeader
+from headrace.live.event_log import LogHeader, Recorder
+from headrace.live.listeners import RETRY_AFTER_S, Listeners, Observer, Sink
 
 _log = logging.getLogger(__name__)
 
-Sink = Callable[[EngineEffect], None]
-Observer = Callable[[Ns, EngineEvent, Sequence[EngineEffect]], None]
-
 # An idle engine checks itself once, but not in the way of a request that follows at once.
 IDLE_CHECK_AFTER_S = 0.25
-
-RETRY_AFTER_S = 5.0  # what a client is told that comes while the engine drains or has failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,20 +91,18 @@ class LiveEngine:
         self._core = build_worker(config, executor.spec, cost)
         self._executor = executor
         header = LogHeader(config=config, spec=executor.spec, cost=cost)
-        self._event_log = None if event_log is None else EventLogWriter(event_log, header)
-        self._observers: tuple[Observer, ...] = ()
+        self._recorder = Recorder(event_log, header)
+        self._listeners = Listeners(self.cancel)
         self._stats = self._core.stats()
         self._failure: str | None = None
-        self._seq_ids = count()
-        self._gate = (
-            threading.Lock()
-        )  # over _is_closed, _is_draining and the order of messages around them
+        self._next_seq_id = 0
+        # Over the next id, over who observes, and over the order of messages and the flags below.
+        self._gate = threading.Lock()
         self._is_closed = False
         self._is_draining = False
         self._inbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
         # The rest belongs to the engine thread.
         self._now = Ns(0)
-        self._sinks: dict[SeqId, Sink] = {}
         self._timers: list[tuple[Ns, int]] = []
         self._is_step_running = False
         self._is_refusing = False
@@ -138,8 +126,8 @@ class LiveEngine:
     def next_seq_ids(self, n: int) -> range:
         """`n` sequence ids that nobody else gets."""
         with self._gate:
-            first = next(self._seq_ids)
-            self._seq_ids = count(first + n)
+            first = self._next_seq_id
+            self._next_seq_id += n
         return range(first, first + n)
 
     def submit(self, specs: Sequence[SeqSpec], sink: Sink) -> None:
@@ -170,7 +158,7 @@ class LiveEngine:
         Refusals and failures that are the engine's own, not the core's, are shown as effects too.
         """
         with self._gate:
-            self._observers += (callback,)
+            self._listeners.observe(callback)
 
     def check(self) -> None:
         """Check every law of the core between two events. Raises InvariantError, also where it was
@@ -212,8 +200,7 @@ class LiveEngine:
         self._thread.join()
         if is_first:
             self._executor.close()
-            if self._event_log is not None:
-                self._event_log.close()
+            self._recorder.close()
 
     # ---- engine thread: the loop
 
@@ -221,15 +208,19 @@ class LiveEngine:
         while not (self._is_ending and (self._failure or not self._is_step_running)):
             while self._timers and self._timers[0][0] <= time.monotonic_ns():
                 self._handle(Timer(heappop(self._timers)[1]))
+            self._settle()
             try:
                 self._receive(self._inbox.get(timeout=self._timeout_s()))
             except queue.Empty:
                 self._check_idle()
-                continue
-            if not self._sinks:
-                for waiting in self._drains:
-                    waiting.set_result(None)
-                self._drains.clear()
+        self._settle()
+
+    def _settle(self) -> None:
+        """Tell those who wait for the last sequence's end, once it has come."""
+        if self._drains and not self._listeners.num_living:
+            for waiting in self._drains:
+                waiting.set_result(None)
+            self._drains.clear()
 
     def _receive(self, message: _Message) -> None:
         match message:
@@ -242,14 +233,14 @@ class LiveEngine:
                 self._drains.append(done)
             case _Close():
                 self._is_refusing = self._is_ending = True
-                for seq_id in list(self._sinks):
+                for seq_id in self._listeners.living():
                     self._handle(Cancel(seq_id))
             case _:
                 self._handle(message)
 
     def _timeout_s(self) -> float | None:
         """Seconds until there is something to do without a message; None = never."""
-        timeout_s = IDLE_CHECK_AFTER_S if self._is_check_due else None
+        timeout_s = IDLE_CHECK_AFTER_S if self._is_check_due and not self._is_busy else None
         if self._timers:
             due_s = max(0, self._timers[0][0] - time.monotonic_ns()) / NS_PER_S
             timeout_s = min(due_s, timeout_s or 3600.0)
@@ -262,24 +253,13 @@ class LiveEngine:
 
     def _submit(self, seqs: tuple[SeqSpec, ...], sink: Sink) -> None:
         event = Arrive(seqs)
-        for spec in seqs:
-            self._sinks[spec.seq_id] = sink
-        if self._is_refusing or self._failure:
-            self._refuse(event)
+        self._listeners.add(seqs, sink)
+        if self._failure:
+            self._listeners.refuse(self._tick(), event, "engine_failed", "the engine has failed")
+        elif self._is_refusing:
+            self._listeners.refuse(self._tick(), event, "draining", "the server is shutting down")
         else:
             self._handle(event)
-
-    def _refuse(self, event: Arrive) -> None:
-        code, message = (
-            ("engine_failed", "the engine has failed")
-            if self._failure
-            else ("draining", "the server is shutting down")
-        )
-        words = [
-            Reject(spec.seq_id, 503, code, message, "retry elsewhere or later", RETRY_AFTER_S)
-            for spec in event.seqs
-        ]
-        self._tell(self._tick(), event, words)
 
     def _check(self, done: "Future[None]") -> None:
         try:
@@ -306,6 +286,7 @@ class LiveEngine:
             self._fail(now, event, error)
 
     def _turn(self, now: Ns, event: EngineEvent) -> None:
+        was_busy = self._is_busy
         if isinstance(event, StepDone | StepFailed):
             self._is_step_running = False
         effects: Sequence[EngineEffect] = ()
@@ -314,13 +295,16 @@ class LiveEngine:
             # The device comes first: it can work while clients are told.
             self._carry_out(effects)
         finally:
-            self._record(now, event, effects)
+            self._recorder.record(now, event, effects)
         self._stats = self._core.stats()
-        self._tell(now, event, effects)
-        is_idle = not (self._sinks or self._is_step_running)
-        if is_idle and self._event_log is not None:
-            self._event_log.flush()
-        self._is_check_due = is_idle
+        self._listeners.tell(now, event, effects)
+        if was_busy and not self._is_busy:
+            self._recorder.flush()
+            self._is_check_due = True
+
+    @property
+    def _is_busy(self) -> bool:
+        return self._is_step_running or self._listeners.num_living > 0
 
     def _carry_out(self, effects: Sequence[EngineEffect]) -> None:
         for effect in effects:
@@ -344,7 +328,7 @@ class LiveEngine:
 
     def _check_idle(self) -> None:
         """The conservation law: when nobody is served, nothing is held."""
-        if not self._is_check_due or self._failure:
+        if not self._is_check_due or self._is_busy or self._failure:
             return
         self._is_check_due = False
         try:
@@ -355,72 +339,8 @@ class LiveEngine:
         except Exception as error:
             self._fail(self._tick(), Arrive(()), error)
 
-    def _record(self, now: Ns, event: EngineEvent, effects: Sequence[EngineEffect]) -> None:
-        if self._event_log is None:
-            return
-        try:
-            self._event_log.write(now, event, effects)
-        except OSError:
-            _log.exception("event log cannot be written; recording ends")
-            self._event_log.close()
-            self._event_log = None
-
-    # ---- engine thread: words to clients
-
-    def _tell(self, now: Ns, event: EngineEvent, effects: Sequence[EngineEffect]) -> None:
-        for effect in effects:
-            match effect:
-                case (
-                    Admitted(seq_id)
-                    | Emit(seq_id)
-                    | Preempted(seq_id)
-                    | Finish(seq_id)
-                    | Reject(seq_id)
-                ):
-                    self._say(seq_id, effect)
-                case _:
-                    pass
-        for observer in self._observers:
-            try:
-                observer(now, event, effects)
-            except Exception:
-                _log.exception("observer failed")
-
-    def _say(self, seq_id: SeqId, effect: EngineEffect) -> None:
-        sink = self._sinks.get(seq_id)
-        if sink is None:
-            raise InvariantError(
-                "word about a sequence that does not live", seq_id=seq_id, effect=effect
-            )
-        if isinstance(effect, Finish | Reject):
-            del self._sinks[seq_id]
-        try:
-            sink(effect)
-        except Exception:
-            _log.exception("sink of sequence %d failed; the sequence is cancelled", seq_id)
-            if seq_id in self._sinks:
-                self._sinks[seq_id] = _ignore
-                self._inbox.put(Cancel(seq_id))
-
     def _fail(self, now: Ns, event: EngineEvent, error: Exception) -> None:
         _log.critical("engine has failed", exc_info=error)
         self._failure = f"{type(error).__name__}: {error}"
-        if self._event_log is not None:
-            self._event_log.flush()
-        words = [
-            Finish(
-                seq_id,
-                FinishReason.ERROR,
-                0,
-                0,
-                0,
-                0,
-                error=f"the engine has failed: {self._failure}",
-            )
-            for seq_id in list(self._sinks)
-        ]
-        self._tell(now, event, words)
-
-
-def _ignore(effect: EngineEffect) -> None:
-    """The sink of a sequence whose own sink has failed."""
+        self._recorder.flush()
+        self._listeners.end_all(now, event, f"the engine has failed: {self._failure}")

@@ -6,8 +6,10 @@ The first frame is the LogHeader, the others are `core.engine.trace` frames. A c
 last frame; that is reported, not fatal.
 """
 
+import logging
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Final
@@ -22,6 +24,8 @@ from headrace.core.base.types import Ns
 from headrace.core.config.schema import WorkerConfig
 from headrace.core.cost.fitted import FittedCostModel
 from headrace.core.engine.trace import Frame, decode_frame, encode_frame
+
+_log = logging.getLogger(__name__)
 
 FORMAT: Final = "hrlog1"
 MAX_FRAME_BYTES: Final = 256 << 20
@@ -59,6 +63,36 @@ class EventLogWriter:
 
     def close(self) -> None:
         self._file.close()
+
+
+class Recorder:
+    """Records until it cannot: a full disk ends the recording, never the engine. Not thread-safe.
+
+    Without a path it records nothing. Raises OSError where the file cannot be begun.
+    """
+
+    def __init__(self, path: Path | None, header: LogHeader) -> None:
+        self._writer = None if path is None else EventLogWriter(path, header)
+
+    def record(self, now: Ns, event: EngineEvent, effects: Sequence[EngineEffect]) -> None:
+        self._attempt(lambda writer: writer.write(now, event, effects))
+
+    def flush(self) -> None:
+        self._attempt(EventLogWriter.flush)
+
+    def close(self) -> None:
+        self._attempt(EventLogWriter.close)
+
+    def _attempt(self, act: Callable[[EventLogWriter], None]) -> None:
+        if self._writer is None:
+            return
+        try:
+            act(self._writer)
+        except Exception:
+            _log.exception("event log cannot be written; recording ends")
+            writer, self._writer = self._writer, None
+            with suppress(OSError):
+                writer.close()
 
 
 class EventLogReader:

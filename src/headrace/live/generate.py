@@ -10,7 +10,8 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol, TypeVar
@@ -23,10 +24,11 @@ from headrace.core.base.events import Admitted, Emit, EngineEffect, EngineEvent,
 from headrace.core.base.request import SeqSpec, Slo
 from headrace.core.base.sampling import SamplingParams
 from headrace.core.base.types import Ns, SeqId
-from headrace.live.bounds import check_choices, resolve_params
+from headrace.live.bounds import check_request, resolve_params
 from headrace.live.choice import Choice, ChoiceDelta
 from headrace.live.choice import ChoiceFinish as ChoiceFinish
-from headrace.live.engine import RETRY_AFTER_S, LiveEngine
+from headrace.live.engine import LiveEngine
+from headrace.live.listeners import RETRY_AFTER_S
 from headrace.live.outbox import AsyncInbox, Outbox
 from headrace.models.text.detokenizer import Detokenizer
 from headrace.models.text.stops import StopMatcher
@@ -97,13 +99,21 @@ class TextEngine:
         finally:
             session.close()
 
-    def stream_sync(self, request: GenerateRequest) -> Iterator[ChoiceDelta]:
+    def stream_sync(self, request: GenerateRequest) -> Generator[ChoiceDelta, None, None]:
         """As `stream`, for a thread that waits."""
-        return (delta for _, delta in self.stream_all((request,)))
+        return self._without_index(self.stream_all((request,)))
+
+    @staticmethod
+    def _without_index(
+        deltas: Generator[tuple[int, ChoiceDelta], None, None],
+    ) -> Generator[ChoiceDelta, None, None]:
+        with closing(deltas):
+            for _, delta in deltas:
+                yield delta
 
     def stream_all(
         self, requests: Iterable[GenerateRequest], *, max_open: int = 1
-    ) -> Iterator[tuple[int, ChoiceDelta]]:
+    ) -> Generator[tuple[int, ChoiceDelta], None, None]:
         """(index of its request, delta) as they come, of many requests of which at most `max_open`
         run at once.
 
@@ -114,7 +124,7 @@ class TextEngine:
 
     def _stream_all(
         self, requests: list[GenerateRequest], max_open: int
-    ) -> Iterator[tuple[int, ChoiceDelta]]:
+    ) -> Generator[tuple[int, ChoiceDelta], None, None]:
         batches: queue.SimpleQueue[list[tuple[int, EngineEffect]]] = queue.SimpleQueue()
         outbox = Outbox(batches.put)
         sessions: dict[int, _Session] = {}
@@ -142,7 +152,7 @@ class TextEngine:
     def _resolve(self, request: GenerateRequest) -> GenerateRequest:
         """The request within bounds, what was left open filled in."""
         prompt, stops = tuple(request.prompt_tokens), tuple(request.stop)
-        check_choices(request.n, stops)
+        check_request(request.n, stops, request.priority, request.slo)
         params = resolve_params(
             prompt,
             request.params,

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from headrace.core.base.errors import RequestError
+from headrace.core.base.request import Slo
 from headrace.core.base.sampling import SamplingParams
-from headrace.live.bounds import check_choices, resolve_params
+from headrace.live.bounds import check_request, resolve_params
 
 VOCAB, CONTEXT = 100, 32
 
@@ -132,15 +133,19 @@ def test_the_core_gets_its_own_spelling() -> None:
     assert params.top_k == 0
 
 
-def test_choices_and_stops_are_bounded() -> None:
-    check_choices(64, ("x" * 256,) * 16)
-    for n, stops, param in (
-        (0, (), "n"),
-        (65, (), "n"),
-        (1, ("x",) * 17, "stop"),
-        (1, ("",), "stop"),
-        (1, ("x" * 257,), "stop"),
+def test_the_request_as_a_whole_is_bounded() -> None:
+    check_request(64, ("x" * 256,) * 16, -(2**31), Slo(ttft_ms=0, itl_ms=1e9))
+    for n, stops, priority, slo, param in (
+        (0, (), 0, Slo(), "n"),
+        (65, (), 0, Slo(), "n"),
+        (1, ("x",) * 17, 0, Slo(), "stop"),
+        (1, ("",), 0, Slo(), "stop"),
+        (1, ("x" * 257,), 0, Slo(), "stop"),
+        (1, (), 2**31, Slo(), "priority"),
+        (1, (), 0, Slo(ttft_ms=-1), "ttft_ms"),
+        (1, (), 0, Slo(e2e_ms=math.nan), "e2e_ms"),
+        (1, (), 0, Slo(tpot_ms=math.inf), "tpot_ms"),
     ):
         with pytest.raises(RequestError) as caught:
-            check_choices(n, stops)
+            check_request(n, stops, priority, slo)
         assert caught.value.param == param

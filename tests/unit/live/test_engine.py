@@ -17,10 +17,12 @@ from headrace.core.base.events import (
     Finish,
     StepDone,
     StepFailed,
+    Timer,
 )
 from headrace.core.base.plan import SeqResult, StepPlan, StepResult
 from headrace.core.base.request import FinishReason
 from headrace.core.base.types import NS_PER_MS, Ns, SeqId
+from headrace.live import engine as engine_module
 from headrace.live.engine import LiveEngine
 from headrace.live.event_log import EventLogReader
 from support.live import WAIT_S, Ear, ManualExecutor, live_engine, seq_spec, worker_spec
@@ -152,9 +154,11 @@ def test_steps_that_keep_failing_end_their_sequences(
 @pytest.fixture
 def expected_failure() -> Iterator[None]:
     """Failures are logged with their traceback; here they are the point."""
-    logging.getLogger("headrace.live.engine").disabled = True
+    for name in ("engine", "listeners", "event_log"):
+        logging.getLogger(f"headrace.live.{name}").disabled = True
     yield
-    logging.getLogger("headrace.live.engine").disabled = False
+    for name in ("engine", "listeners", "event_log"):
+        logging.getLogger(f"headrace.live.{name}").disabled = False
 
 
 @pytest.mark.usefixtures("expected_failure")
@@ -283,6 +287,63 @@ def test_draining_lets_the_living_end_and_refuses_the_rest(
     assert engine.drain(WAIT_S)
     ear.hear_ends(1)
     assert ear.finish().reason is FinishReason.LENGTH
+
+
+def test_a_drain_ends_when_the_engine_is_closed(executor: ManualExecutor) -> None:
+    with live_engine(executor) as engine:
+        engine.submit([seq_spec(0, max_tokens=50)], Ear())
+        results: list[bool] = []
+        draining = threading.Thread(target=lambda: results.append(engine.drain(WAIT_S)))
+        draining.start()
+        while engine.is_accepting:
+            time.sleep(0.001)
+        executor.release()
+        engine.close()
+        draining.join(WAIT_S / 2)
+        assert results == [True]
+
+
+@pytest.mark.usefixtures("expected_failure")
+def test_a_full_disk_ends_the_recording_only(executor: ManualExecutor, tmp_path: Path) -> None:
+    with live_engine(executor, event_log=tmp_path / "log") as engine:
+        ear = Ear()
+        engine.submit([seq_spec(0, max_tokens=3)], ear)
+        executor.next()
+        ear.hear()
+        writer = engine._recorder._writer
+        assert writer is not None
+        writer._file.close()
+        executor.release()
+        ear.hear_ends(1)
+        assert ear.finish().reason is FinishReason.LENGTH
+        engine.check()
+        assert engine.failure is None
+
+
+def test_an_engine_that_stays_idle_checks_itself_once(
+    executor: ManualExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_module, "IDLE_CHECK_AFTER_S", 0.01)
+    with live_engine(executor) as engine:
+        num_checks = 0
+
+        def count() -> None:
+            nonlocal num_checks
+            num_checks += 1
+
+        engine._core.check = count  # type: ignore[method-assign]
+        has_fired = threading.Event()
+        engine.observe(lambda now, event, _: has_fired.set() if isinstance(event, Timer) else None)
+        ear = Ear()
+        # Its deadline comes when it has long ended, and makes nothing busy.
+        late_ns = time.monotonic_ns() + 60 * NS_PER_MS
+        engine.submit([seq_spec(0, max_tokens=1, deadline_ns=late_ns)], ear)
+        executor.next()
+        ear.hear_ends(1)
+        assert has_fired.wait(WAIT_S)
+        assert num_checks == 1
+        time.sleep(0.05)
+        assert num_checks == 1
 
 
 def test_closing_cancels_waits_for_the_step_and_is_final(executor: ManualExecutor) -> None:
