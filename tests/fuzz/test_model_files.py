@@ -1,4 +1,6 @@
-"""Damaged model files: the answer is a model or a ConfigError of one line, quickly and in little memory."""
+"""Damaged model files: the answer is a model or a ConfigError of one line, quickly and in little
+memory.
+"""
 
 import tracemalloc
 from pathlib import Path
@@ -6,6 +8,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from headrace.core.base.errors import ConfigError
+from headrace.models.load import load_model
 from support.model_files import (
     FOLDER_SHAPES,
     RecordingBackend,
@@ -20,9 +25,6 @@ from support.model_files import (
     write_folder,
 )
 
-from headrace.core.base.errors import ConfigError
-from headrace.models.load import load_model
-
 # Far above what the tiny model takes, far below what a damaged length could ask for.
 MEMORY_BYTES = 64 << 20
 
@@ -35,19 +37,20 @@ EDGES = [0, 1, 0x7F, 0x80, 0xFF, 0xFFFF, 1 << 31, (1 << 32) - 1, 1 << 63, (1 << 
 
 
 def answers(path: Path) -> bool:
-    """Whether the file is a model after all; fails on any other outcome than a model or a ConfigError."""
+    """Whether the file is a model after all; fails on any outcome but a model or a ConfigError."""
+    fault = ""
     tracemalloc.start()
     try:
         load_model(path, RecordingBackend())
     except ConfigError as error:
-        assert "\n" not in error.message
-        assert len(error.message) < 1000
-        return False
+        fault = error.message
     finally:
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
-        assert peak < MEMORY_BYTES
-    return True
+    assert peak < MEMORY_BYTES
+    assert "\n" not in fault
+    assert len(fault) < 1000
+    return not fault
 
 
 @st.composite

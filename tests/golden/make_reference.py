@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 import transformers
-from reference_prompts import CHATS, PROMPTS, TEXTS
 from transformers import AutoConfig, AutoTokenizer, LlamaForCausalLM
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
+from golden.reference_prompts import CHATS, PROMPTS, TEXTS
 from headrace.models.hub import DEFAULT_MODEL, ensure_default_model
 
 DATA = Path(__file__).parent / "data"

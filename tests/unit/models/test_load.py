@@ -1,4 +1,4 @@
-"""Loading: the model that comes out, and one clear line for each way in which a file can be wrong."""
+"""Loading: the model that comes out, and one clear line for each way a file can be wrong."""
 
 from pathlib import Path
 from typing import Any

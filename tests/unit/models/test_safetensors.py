@@ -89,7 +89,7 @@ def test_reads_indexed_shards(tmp_path: Path) -> None:
     write(tmp_path / "config.json", llama_config())
     write(tmp_path / "one.safetensors", shard_bytes({"a": ("F32", [1], b"aaaa")}))
     write(tmp_path / "two.safetensors", shard_bytes({"b": ("F32", [1], b"bbbb")}))
-    index = {"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}
+    index: dict[str, object] = {"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}
     write(tmp_path / "model.safetensors.index.json", index)
     folder = SafetensorsFolder(tmp_path)
     assert {n: bytes(t.data) for n, t in folder.tensors.items()} == {"a": b"aaaa", "b": b"bbbb"}

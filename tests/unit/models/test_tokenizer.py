@@ -7,12 +7,12 @@ import pytest
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
-from support.model_files import KINDS, MERGES, TOKENS, llama_metadata
 from tokenizers import decoders, models
 
 from headrace.core.base.errors import ConfigError, RequestError
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.models.text.vocabulary import tokenizer_from_gguf
+from support.model_files import KINDS, MERGES, TOKENS, llama_metadata
 
 PATH = Path("m.gguf")
 
@@ -73,7 +73,7 @@ class TestByteLevel:
         assert byte_level().eos_token_ids == (0, 1)
         assert byte_level(eot_token_id=9).eos_token_ids == (0, 1, 9)
         assert byte_level().named_eos == 1
-        ordinary = byte_level(token_type=[1, 3] + KINDS[2:])
+        ordinary = byte_level(token_type=[1, 3, *KINDS[2:]])
         assert ordinary.eos_token_ids == (1,)
 
     def test_bytes_of_a_token(self) -> None:
