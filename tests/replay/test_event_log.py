@@ -18,7 +18,7 @@ from headrace.core.base.events import (
 )
 from headrace.core.base.plan import StepPlan
 from headrace.core.base.request import Slo
-from headrace.core.base.types import SeqId
+from headrace.core.base.types import NS_PER_S, Ns, SeqId
 from headrace.core.config.schema import KvConfig, SchedulerConfig, WorkerConfig
 from headrace.core.cost.fitted import FittedCostModel
 from headrace.core.engine.trace import Frame

@@ -35,7 +35,7 @@ def cpu_quota(cpu_max: Path = _CPU_MAX) -> float | None:
     try:
         quota, period = cpu_max.read_text().split()
         return int(quota) / int(period)
-    except (OSError, ValueError):
+    except (OSError, ValueError, ZeroDivisionError):
         return None
 
 

@@ -1,5 +1,6 @@
 """What is left of memory: the machine's, or its container's."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -37,5 +38,5 @@ def test_where_nobody_says_what_is_free_it_is_half(
     cgroup: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory, "_fields", lambda path, separator: {})
-    monkeypatch.setattr(memory.os, "sysconf", lambda name: {"SC_PHYS_PAGES": 100}.get(name, 4096))
+    monkeypatch.setattr(os, "sysconf", lambda name: {"SC_PHYS_PAGES": 100}.get(name, 4096))
     assert memory.available_bytes() == 100 * 4096 // 2
