@@ -60,7 +60,8 @@ class Tokenizer:
         RequestError for a text that is not valid Unicode (a lone surrogate).
         """
         try:
-            encoding = self._library.encode(text, add_special_tokens=add_special)
+            # Unlike `encode`, this lets other threads run meanwhile: a long text takes seconds.
+            (encoding,) = self._library.encode_batch_fast([text], add_special_tokens=add_special)
         except (TypeError, UnicodeEncodeError):
             raise RequestError("the text is not valid Unicode", code="invalid_text") from None
         ids: list[int] = encoding.ids
