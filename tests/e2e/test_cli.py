@@ -82,8 +82,11 @@ def test_serve_answers_until_a_signal_and_ends_well(
 ) -> None:
     with started(str(model), "--backend", backend, "--kv-memory", "1MiB") as (process, figures):
         assert figures["model"]["name"] == "tiny"
-        assert figures["kv"]["num_blocks"] == 256
-        assert figures["memory"]["kv_bytes"] == 1 << 20
+        memory = figures["memory"]
+        parts = ("weights", "activations", "kv", "staging", "other")
+        assert memory["total_bytes"] == sum(memory[f"{part}_bytes"] for part in parts)
+        assert memory["kv_bytes"] == 1 << 20
+        assert figures["kv"]["num_blocks"] * figures["kv"]["block_bytes"] == 1 << 20
         with urllib.request.urlopen(f"{figures['url']}/ready", timeout=10) as response:
             assert json.load(response)["status"] == "open"
         body = {"model": "tiny", "prompt": "Hello", "max_tokens": 5, "ignore_eos": True}

@@ -1,0 +1,190 @@
+"""No room, no time, no engine: what the client is told, and that the rest goes on."""
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from http.client import HTTPConnection, HTTPResponse
+from typing import Any
+
+import pytest
+
+from headrace.core.config.schema import SchedulerConfig
+from headrace.core.engine.core import EngineCore
+from support.fake_engine import FakeBooted, formula_model
+from support.http_server import RunningServer, running_server
+
+
+@pytest.fixture
+def booted() -> Iterator[FakeBooted]:
+    scheduler = SchedulerConfig(max_running_seqs=1, max_waiting_seqs=1)
+    with formula_model(scheduler=scheduler) as booted:
+        yield booted
+
+
+def ask(server: RunningServer, connection: HTTPConnection, **fields: Any) -> None:
+    body = json.dumps({"prompt": "abc", "max_tokens": 3} | fields)
+    connection.request("POST", "/v1/completions", body)
+
+
+def answer(connection: HTTPConnection) -> tuple[HTTPResponse, Any]:
+    response = connection.getresponse()
+    text = response.read()
+    return response, json.loads(text) if text.startswith(b"{") else text.decode()
+
+
+def connect(server: RunningServer) -> HTTPConnection:
+    return HTTPConnection("127.0.0.1", server.port, timeout=20)
+
+
+def test_a_full_queue_says_when_to_come_back(booted: FakeBooted) -> None:
+    with running_server(booted) as server, ExitStack() as stack:
+        connections = [stack.enter_context(closing(connect(server))) for _ in range(6)]
+        booted.executor.gate.clear()
+        for connection in connections[:2]:
+            ask(server, connection)
+            while booted.engine.stats().num_running == 0:
+                time.sleep(0.001)
+        while booted.engine.stats().num_waiting == 0:
+            time.sleep(0.001)
+        for connection in connections[2:]:
+            ask(server, connection, stream=True)
+            response, error = answer(connection)
+            assert response.status == 429
+            assert int(response.headers["retry-after"]) >= 1
+            assert error["error"]["code"] == "rate_limit_exceeded"
+        booted.executor.gate.set()
+        for connection in connections[:2]:
+            assert answer(connection)[0].status == 200
+        ask(server, connections[5])
+        assert answer(connections[5])[0].status == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_that_waits_too_long(booted: FakeBooted, stream: bool) -> None:
+    with (
+        running_server(booted, request_timeout_s=0.2) as server,
+        closing(connect(server)) as first,
+        closing(connect(server)) as second,
+    ):
+        booted.executor.gate.clear()
+        ask(server, first)
+        while booted.engine.stats().num_running == 0:
+            time.sleep(0.001)
+        ask(server, second, stream=stream)
+        response, error = answer(second)
+        assert response.status == 504
+        assert error["error"]["code"] == "deadline_exceeded"
+        assert error["error"]["type"] == "timeout_error"
+        booted.executor.gate.set()
+        answer(first)
+
+
+def test_a_stream_that_takes_too_long_ends_with_an_error(booted: FakeBooted) -> None:
+    booted.executor.step_s = 0.01
+    with (
+        running_server(booted, request_timeout_s=0.3) as server,
+        closing(connect(server)) as client,
+    ):
+        ask(server, client, stream=True, max_tokens=1000)
+        response, text = answer(client)
+        events = text.split("\n\n")[:-1]
+        assert response.status == 200
+        error = json.loads(events[-1].removeprefix("data: "))
+        assert error["error"]["code"] == "deadline_exceeded"
+        assert len(events) > 3
+        assert "[DONE]" not in text
+        # The connection is as good as before.
+        ask(server, client)
+        assert answer(client)[0].status == 200
+
+
+def test_a_failed_engine_is_told_and_shown(
+    booted: FakeBooted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def break_down(*args: Any) -> Any:
+        raise RuntimeError("secret detail")
+
+    with running_server(booted) as server, closing(connect(server)) as client:
+        booted.executor.gate.clear()
+        ask(server, client, max_tokens=5)
+        while booted.engine.stats().num_running == 0:
+            time.sleep(0.001)
+        monkeypatch.setattr(EngineCore, "handle", break_down)
+        booted.executor.gate.set()
+        response, error = answer(client)
+        assert response.status == 500
+        assert error["error"]["code"] == "engine_error"
+        assert "secret" not in json.dumps(error)
+        for path, status in (("/health", 503), ("/ready", 503)):
+            client.request("GET", path)
+            response, state = answer(client)
+            assert (response.status, state) == (status, {"status": "failed"})
+        ask(server, client)
+        response, error = answer(client)
+        assert response.status == 503
+        assert "restart" in error["error"]["message"]
+
+
+def test_the_loop_stays_free_while_a_long_prompt_is_made(booted: FakeBooted) -> None:
+    """A prompt of megabytes is refused in the end; meanwhile others are served."""
+    with (
+        running_server(booted) as server,
+        closing(connect(server)) as large,
+        closing(connect(server)) as small,
+    ):
+        start = time.monotonic()
+        ask(server, large, prompt="long " * 200_000)
+        longest = 0.0
+        for _ in range(10):
+            begin = time.monotonic()
+            small.request("GET", "/ready")
+            assert answer(small)[0].status == 200
+            longest = max(longest, time.monotonic() - begin)
+        response, error = answer(large)
+        assert response.status == 400
+        assert error["error"]["code"] == "context_length_exceeded"
+        assert longest < (time.monotonic() - start) / 2
+
+
+def test_a_bug_is_no_traceback(booted: FakeBooted, monkeypatch: pytest.MonkeyPatch) -> None:
+    def bug(*args: Any, **kwargs: Any) -> Any:
+        raise KeyError("secret detail")
+
+    with running_server(booted) as server, closing(connect(server)) as client:
+        with monkeypatch.context() as patched:
+            patched.setattr(booted.text_engine, "stream", bug)
+            ask(server, client)
+            response, error = answer(client)
+        assert response.status == 500
+        assert error["error"]["code"] == "internal_error"
+        assert "secret" not in json.dumps(error)
+        ask(server, client)
+        assert answer(client)[0].status == 200
+
+
+def test_one_line_is_logged_for_each_request(
+    booted: FakeBooted, caplog: pytest.LogCaptureFixture
+) -> None:
+    with (
+        caplog.at_level("INFO", logger="headrace.access"),
+        running_server(booted) as server,
+        closing(connect(server)) as client,
+    ):
+        ask(server, client, zeta=1)
+        answer(client)
+        client.request("GET", "/nowhere")
+        answer(client)
+        with closing(socket.create_connection(("127.0.0.1", server.port))) as leaver:
+            leaver.sendall(
+                b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 99\r\n\r\n{"
+            )
+            while not server.service.metrics.http_in_flight._value.get():
+                time.sleep(0.001)
+    lines = [json.loads(r.message) for r in caplog.records if r.name == "headrace.access"]
+    assert [line["status"] for line in lines] == [200, 404, 499]
+    assert lines[0]["completion_tokens"] == 3
+    assert lines[0]["ignored_fields"] == ["zeta"]
+    assert lines[0]["finish"] == ["length"]
+    assert len({line["id"] for line in lines}) == 3

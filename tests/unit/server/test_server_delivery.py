@@ -1,0 +1,177 @@
+"""Bytes on their way to one client."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from headrace.core.base.errors import OverloadError, RequestError
+from headrace.server.delivery import Delivery, SlowReader
+
+
+class Source:
+    """Makes what it is fed; knows whether it was let go."""
+
+    def __init__(self) -> None:
+        self.queue: asyncio.Queue[bytes | Exception | None] = asyncio.Queue()
+        self.is_closed = False
+
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
+        try:
+            while (item := await self.queue.get()) is not None:
+                if isinstance(item, Exception):
+                    raise item
+                yield item
+        finally:
+            self.is_closed = True
+
+    def feed(self, *items: bytes | Exception | None) -> None:
+        for item in items:
+            self.queue.put_nowait(item)
+
+
+cuts: list[str] = []
+
+
+def delivery_of(source: Source, limit: int | None = None) -> Delivery:
+    return Delivery(
+        source.chunks(),
+        limit_bytes=limit,
+        error_bytes=lambda error: b"<" + str(error).encode() + b">",
+        cut=lambda: cuts.append("cut"),
+    )
+
+
+def run(test: Callable[[Source], Coroutine[Any, Any, None]]) -> None:
+    cuts.clear()
+    asyncio.run(test(Source()))
+
+
+async def rest(delivery: Delivery) -> bytes:
+    return b"".join([chunk async for chunk in delivery])
+
+
+def test_bytes_come_in_order_and_joined() -> None:
+    async def test(source: Source) -> None:
+        delivery = delivery_of(source)
+        source.feed(b"a", b"", b"b", None)
+        await delivery.first(None)
+        delivery.commit()
+        while not delivery.is_done:
+            await asyncio.sleep(0)
+        assert [chunk async for chunk in delivery] == [b"ab"]
+        assert delivery.error is None
+
+    run(test)
+
+
+def test_a_whole_answer_waits_for_the_end() -> None:
+    async def test(source: Source) -> None:
+        delivery = delivery_of(source)
+        whole = asyncio.create_task(delivery.whole())
+        source.feed(b"a")
+        await asyncio.sleep(0)
+        assert not whole.done()
+        source.feed(b"b", None)
+        assert await whole == b"ab"
+
+    run(test)
+
+
+def test_an_error_before_the_beginning_is_raised() -> None:
+    async def test(source: Source) -> None:
+        delivery = delivery_of(source)
+        source.feed(RequestError("no"))
+        with pytest.raises(RequestError, match="no"):
+            await delivery.first(None)
+
+    run(test)
+
+
+def test_an_error_after_the_beginning_is_the_end() -> None:
+    async def test(source: Source) -> None:
+        delivery = delivery_of(source)
+        source.feed(b"a")
+        await delivery.first(None)
+        delivery.commit()
+        source.feed(RequestError("no"))
+        assert await rest(delivery) == b"a<no>"
+        assert isinstance(delivery.error, RequestError)
+
+    run(test)
+
+
+def test_the_wait_for_the_first_bytes_has_a_limit() -> None:
+    async def test(source: Source) -> None:
+        delivery = delivery_of(source)
+        await delivery.first(0)
+        delivery.commit()
+        source.feed(b"a", None)
+        assert await rest(delivery) == b"a"
+
+    run(test)
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_closing_ends_the_source(has_begun: bool) -> None:
+    async def test(source: Source) -> None:
+        delivery = delivery_of(source)
+        if has_begun:
+            source.feed(b"a")
+            await delivery.first(None)
+        await delivery.aclose()
+        await delivery.aclose()
+        assert delivery.is_done
+        assert source.is_closed == has_begun
+        assert len(asyncio.all_tasks()) == 1
+
+    run(test)
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_the_server_can_end_it_with_a_reason(has_begun: bool) -> None:
+    async def test(source: Source) -> None:
+        delivery = delivery_of(source)
+        if has_begun:
+            source.feed(b"a")
+            await delivery.first(None)
+        delivery.fail(OverloadError("closing", retry_after_s=1))
+        if has_begun:
+            delivery.commit()
+            assert await rest(delivery) == b"a<closing>"
+        else:
+            with pytest.raises(OverloadError):
+                await delivery.whole()
+
+    run(test)
+
+
+def test_a_reader_that_stalls_is_cut() -> None:
+    async def test(source: Source) -> None:
+        delivery = delivery_of(source, limit=3)
+        delivery.stall_s = 0.0
+        source.feed(b"ab")
+        await delivery.first(None)
+        delivery.commit()
+        source.feed(b"cd")
+        while not delivery.is_done:
+            await asyncio.sleep(0)
+        assert isinstance(delivery.error, SlowReader)
+        assert source.is_closed
+        assert cuts == ["cut"]
+        assert await rest(delivery) == b""
+
+    run(test)
+
+
+def test_a_reader_that_takes_is_not_cut() -> None:
+    async def test(source: Source) -> None:
+        delivery = delivery_of(source, limit=3)
+        source.feed(*[b"abcd"] * 100, None)
+        await delivery.first(None)
+        delivery.commit()
+        assert await rest(delivery) == b"abcd" * 100
+        assert cuts == []
+
+    run(test)
