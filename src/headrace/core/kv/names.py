@@ -3,8 +3,8 @@
     root  = H("kvh1", model digest, KV dtype, block size, adapter, salt)
     child = H(parent name, token ids as little-endian u32)
 
-H is SHA-256 cut to 16 bytes; each field of the root is length-prefixed. The same name is used by the
-device index, lower tiers, the wire and the router, so it depends on no process, seed or
+H is SHA-256 cut to 16 bytes; each field of the root is length-prefixed. The same name is used by
+the device index, lower tiers, the wire and the router, so it depends on no process, seed or
 architecture; the vectors in tests/unit/core/kv/test_names.py hold it still.
 """
 
