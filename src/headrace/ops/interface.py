@@ -53,8 +53,8 @@ class TensorView(msgspec.Struct, frozen=True):
 class Rope(msgspec.Struct, frozen=True):
     """Rotary position embedding. Pair i of a head is rotated by position * inv_freq[i].
 
-    `interleaved`: pair i is (2i, 2i + 1), as in GGUF llama files; otherwise it is (i, i + D / 2), as
-    in safetensors files.
+    `interleaved`: pair i is (2i, 2i + 1), as in GGUF llama files; otherwise it is (i, i + D / 2),
+    as in safetensors files.
     """
 
     inv_freq: tuple[float, ...]  # D / 2 values, scaling for long context already applied
