@@ -1,20 +1,29 @@
-"""What goes over the wire, byte by byte: framing, limits, errors, clients that misbehave."""
+"""What goes over the wire, byte by byte: framing, limits, errors."""
 
 import json
-import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
-from typing import Any
 
 import pytest
 
 from headrace.server import connection
 from support.fake_engine import MODEL_NAME, FakeBooted, formula_model
 from support.http_server import RunningServer, running_server
-
-CHAT = "/v1/chat/completions"
-HELLO = {"model": MODEL_NAME, "messages": [{"role": "user", "content": "hello"}]}
+from support.raw_http import (
+    CHAT,
+    HELLO,
+    Reply,
+    ask,
+    connect,
+    eventually,
+    get,
+    is_idle,
+    post,
+    request_bytes,
+    rest_of,
+    send_until_cut,
+)
 
 
 @pytest.fixture(scope="module")
@@ -27,104 +36,6 @@ def booted() -> Iterator[FakeBooted]:
 def server(booted: FakeBooted) -> Iterator[RunningServer]:
     with running_server(booted, max_body_bytes=64 << 10, stream_buffer_bytes=1024) as running:
         yield running
-
-
-def connect(server: RunningServer) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", server.port), timeout=10)
-
-
-def request_bytes(
-    path: str, body: bytes = b"", method: str = "POST", headers: dict[str, str] | None = None
-) -> bytes:
-    fields = {"host": "x", "content-type": "application/json", "content-length": str(len(body))}
-    fields |= headers or {}
-    lines = [f"{method} {path} HTTP/1.1", *(f"{k}: {v}" for k, v in fields.items() if v)]
-    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
-
-
-class Reply:
-    """One response, read to its end."""
-
-    def __init__(self, sock: socket.socket, *, has_body: bool = True) -> None:
-        file = sock.makefile("rb")
-        with closing(file):
-            self.status = int(file.readline().split()[1])
-            self.headers: dict[str, str] = {}
-            while (line := file.readline().strip()) != b"":
-                name, _, value = line.decode().partition(":")
-                self.headers[name.lower()] = value.strip()
-            self.chunks: list[bytes] = []
-            if self.headers.get("transfer-encoding") == "chunked":
-                while (size := int(file.readline(), 16)) > 0:
-                    self.chunks.append(file.read(size))
-                    file.readline()
-                file.readline()
-            elif has_body:
-                self.chunks.append(file.read(int(self.headers["content-length"])))
-
-    @property
-    def body(self) -> bytes:
-        return b"".join(self.chunks)
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.body)
-
-    @property
-    def error(self) -> Any:
-        (name,) = self.json
-        assert name == "error"
-        error = self.json["error"]
-        assert set(error) == {"message", "type", "param", "code"}
-        return error
-
-
-def ask(server: RunningServer, data: bytes) -> Reply:
-    with closing(connect(server)) as sock:
-        sock.sendall(data)
-        return Reply(sock, has_body=not data.startswith(b"HEAD"))
-
-
-def rest_of(sock: socket.socket) -> bytes:
-    """All that comes until the connection ends, in whatever way."""
-    seen = b""
-    try:
-        while data := sock.recv(1 << 20):
-            seen += data
-    except ConnectionError:
-        pass
-    return seen
-
-
-def send_until_cut(sock: socket.socket, piece: bytes, times: int, pause_s: float = 0.0) -> int:
-    """How often it could be sent before the other side had closed the connection."""
-    for count in range(times):
-        try:
-            sock.sendall(piece)
-        except OSError:
-            return count
-        time.sleep(pause_s)
-    return times
-
-
-def post(server: RunningServer, fields: dict[str, Any], path: str = CHAT) -> Reply:
-    return ask(server, request_bytes(path, json.dumps(fields).encode()))
-
-
-def get(server: RunningServer, path: str) -> Reply:
-    return ask(server, request_bytes(path, method="GET"))
-
-
-def eventually(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
-    limit = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < limit, "it did not come about"
-        time.sleep(0.002)
-
-
-def is_idle(server: RunningServer) -> bool:
-    stats = server.booted.engine.stats()
-    return (stats.num_running, stats.num_waiting, server.service.num_deliveries) == (0, 0, 0)
 
 
 # ---- framing
@@ -360,64 +271,3 @@ def test_too_many_pipelined_requests_end_the_connection(server: RunningServer) -
     finally:
         gate.set()
     eventually(lambda: is_idle(server))
-
-
-# ---- clients that leave
-
-
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("pipelined", [1, 2])
-def test_a_client_that_leaves_frees_everything(
-    server: RunningServer, stream: bool, pipelined: int
-) -> None:
-    executor = server.booted.executor
-    executor.step_s = 0.001
-    try:
-        with closing(connect(server)) as sock:
-            body = json.dumps(HELLO | {"stream": stream, "n": 3}).encode()
-            sock.sendall(request_bytes(CHAT, body) * pipelined)
-            eventually(lambda: server.booted.engine.stats().num_running == 3)
-        num_steps = executor.num_steps
-        eventually(lambda: is_idle(server))
-        assert executor.num_steps - num_steps < 500  # of the 2,000 that the answers would take
-    finally:
-        executor.step_s = 0.0
-    server.booted.engine.check()
-    server.service.metrics.check()
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_leaves_while_it_waits(server: RunningServer, stream: bool) -> None:
-    executor = server.booted.executor
-    executor.gate.clear()
-    try:
-        with closing(connect(server)) as first, closing(connect(server)) as second:
-            body = json.dumps(HELLO | {"stream": stream, "max_tokens": 3}).encode()
-            first.sendall(request_bytes(CHAT, body))
-            eventually(lambda: server.service.num_deliveries == 1)
-            second.sendall(request_bytes(CHAT, body))
-            eventually(lambda: server.service.num_deliveries == 2)
-        # No step has ended since; the server has let go of both all the same.
-        eventually(lambda: server.service.num_deliveries == 0)
-    finally:
-        executor.gate.set()
-    eventually(lambda: is_idle(server))
-    server.booted.engine.check()
-
-
-def test_a_slow_reader_is_cut_and_nobody_else(server: RunningServer) -> None:
-    with closing(socket.socket()) as slow:
-        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        slow.settimeout(10)
-        slow.connect(("127.0.0.1", server.port))
-        body = json.dumps(HELLO | {"stream": True, "n": 32}).encode()
-        slow.sendall(request_bytes(CHAT, body))
-        eventually(lambda: server.booted.engine.stats().num_running > 0)
-        other = post(server, HELLO | {"max_tokens": 50, "seed": 1})
-        assert other.json["usage"]["completion_tokens"] == 50
-        eventually(lambda: is_idle(server), timeout_s=20)
-        seen = rest_of(slow)
-        assert seen.startswith(b"HTTP/1.1 200 OK")
-        assert b"[DONE]" not in seen
-        assert not seen.endswith(b"0\r\n\r\n")
-    server.booted.engine.check()

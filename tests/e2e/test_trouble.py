@@ -3,7 +3,7 @@
 import json
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from http.client import HTTPConnection, HTTPResponse
 from typing import Any
@@ -164,6 +164,17 @@ def test_a_bug_is_no_traceback(booted: FakeBooted, monkeypatch: pytest.MonkeyPat
         assert answer(client)[0].status == 200
 
 
+def lines(caplog: pytest.LogCaptureFixture) -> list[Any]:
+    return [json.loads(r.message) for r in caplog.records if r.name == "headrace.access"]
+
+
+def until(condition: Callable[[], bool]) -> None:
+    limit = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < limit
+        time.sleep(0.001)
+
+
 def test_one_line_is_logged_for_each_request(
     booted: FakeBooted, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -176,15 +187,15 @@ def test_one_line_is_logged_for_each_request(
         answer(client)
         client.request("GET", "/nowhere")
         answer(client)
+        until(lambda: len(lines(caplog)) == 2)
         with closing(socket.create_connection(("127.0.0.1", server.port))) as leaver:
-            leaver.sendall(
-                b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 99\r\n\r\n{"
-            )
-            while not server.service.metrics.http_in_flight._value.get():
-                time.sleep(0.001)
-    lines = [json.loads(r.message) for r in caplog.records if r.name == "headrace.access"]
-    assert [line["status"] for line in lines] == [200, 404, 499]
-    assert lines[0]["completion_tokens"] == 3
-    assert lines[0]["ignored_fields"] == ["zeta"]
-    assert lines[0]["finish"] == ["length"]
-    assert len({line["id"] for line in lines}) == 3
+            head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 99\r\n\r\n{"
+            leaver.sendall(head.encode())
+            until(lambda: b"in_flight 1.0" in server.service.metrics.render())
+        until(lambda: len(lines(caplog)) == 3)
+    logged = lines(caplog)
+    assert [line["status"] for line in logged] == [200, 404, 499]
+    assert logged[0]["completion_tokens"] == 3
+    assert logged[0]["ignored_fields"] == ["zeta"]
+    assert logged[0]["finish"] == ["length"]
+    assert len({line["id"] for line in logged}) == 3
