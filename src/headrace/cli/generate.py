@@ -22,13 +22,17 @@ def generate(
 ) -> int:
     config = load_settings(flags, model=model).config
     start_logging(config.telemetry.log_level)
-    text = sys.stdin.read() if prompt is None else prompt
+    if prompt is None:
+        prompt = sys.stdin.read()
+        if not is_raw:
+            # The end of the last line is the shell's, not the message's.
+            prompt = prompt.removesuffix("\n")
     with answering(config, sampling) as answerer:
         if is_raw:
-            answer = answerer.complete(text)
+            answer = answerer.complete(prompt)
         else:
             messages = [{"role": "system", "content": system}] if system is not None else []
-            answer = answerer.chat([*messages, {"role": "user", "content": text}])
+            answer = answerer.chat([*messages, {"role": "user", "content": prompt}])
         if as_json:
             said = "".join(answer)
             print_json({"model": answerer.model_name, "text": said, **answer.figures()})

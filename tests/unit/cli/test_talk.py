@@ -102,8 +102,14 @@ def test_a_system_message_goes_first(boots: Boots, capsys: Capture) -> None:
 
 
 def test_a_prompt_from_standard_input(boots: Boots, capsys: Capture, monkeypatch: Monkey) -> None:
-    say(monkeypatch, "two\nlines")
-    assert generate(capsys, "--raw", "--max-tokens", "1")["num_prompt_tokens"] == 9
+    flags = ("--temperature", "0", "--max-tokens", "5")
+    say(monkeypatch, "two\nlines\n")
+    assert generate(capsys, "--raw", *flags)["num_prompt_tokens"] == 10
+    say(monkeypatch, "two\nlines\n")
+    answer = generate(capsys, *flags)
+    assert (
+        answer["num_prompt_tokens"] == generate(capsys, "two\nlines", *flags)["num_prompt_tokens"]
+    )
 
 
 def test_sampling_flags_reach_the_engine(boots: Boots, capsys: Capture) -> None:

@@ -69,7 +69,8 @@ def check_port(config: Config) -> Iterator[Check]:
     except ConfigError as error:
         yield Check("port", Status.FAIL, error.message, error.hint, data)
         return
-    yield Check("port", Status.OK, f"{host} port {port} is free", data=data)
+    detail = f"{host} port {port} is free" if port else f"{host}, any free port"
+    yield Check("port", Status.OK, detail, data=data)
     if host not in ("127.0.0.1", "::1", "localhost"):
         hint = "there is no authentication; put a proxy that has it in front"
         yield Check("address", Status.WARN, f"{host} can be reached from elsewhere", hint, data)
