@@ -32,6 +32,20 @@ def test_frequencies_fall_from_one_by_a_constant_ratio() -> None:
     assert len(rope.frequencies(64, 500_000.0)) == 32
 
 
+def test_llama3_scaling_keeps_short_waves_and_stretches_long_ones() -> None:
+    """Values of an independent implementation (`transformers` 5.24)."""
+    found = from_config(rope_parameters=LLAMA3 | {"rope_theta": 500_000.0})
+    pairs = [0, 1, 10, 14, 15, 16, 17, 18, 24, 31]
+    assert [found[i] for i in pairs] == pytest.approx(
+        [
+            *(1.0, 0.6636013, 0.01656044, 0.003211446, 0.001371894),
+            *(0.000524846, 0.0001785078, 7.784655e-05, 6.64787e-06, 3.767323e-07),
+        ],
+        rel=1e-6,
+    )
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "parameters",
     [

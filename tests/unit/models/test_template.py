@@ -72,6 +72,23 @@ def fault(source: str, **kwargs: Any) -> RequestError:
     return raised.value
 
 
+def test_renders_tools_and_control_flow() -> None:
+    """Texts of an independent implementation (`transformers` 5.24)."""
+    text = template(TOOL_USE).render(CHAT, tools=TOOLS, style="x")
+    assert text == (
+        '# Tools 1\n1/1 {\n  "name": "weather",\n  "description": "naïve <tool>",\n'
+        '  "parameters": {\n    "type": "object",\n    "properties": {\n      "city": {\n'
+        '        "type": "string"\n      }\n    }\n  }\n}\n'
+        '{"type": "function", "function": {"name": "weather", "description": "naïve <tool>",'
+        ' "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}}\n'
+        "0:<b>Hi</b>|1:Hello!|0:Weather?|3 WEA user x01"
+    )
+    assert template(MISTRAL).render(CHAT) == (
+        "<s> [INST] <b>Hi</b> & 'you' é 你好 [/INST] Hello!</s> [INST] Weather? [/INST]"
+    )
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("source", [SMOLLM, MISTRAL, TOOL_USE])
 @pytest.mark.parametrize("tools", [None, TOOLS, TOOLS * 2])
 @pytest.mark.parametrize("add_generation_prompt", [True, False])
@@ -177,6 +194,9 @@ def test_nothing_escapes_the_sandbox(source: str) -> None:
         "{{ '%999999999d' % 1 }}",
         "{{ '%999999999d' | format(1) }}",
         "{{ '{:999999999}'.format(1) }}",
+        "{{ '{:{}}'.format(1, 999999999) }}",
+        "{{ '%*d' | format(999999999, 1) }}",
+        "{{ '%.*f' | format(999999999, 1.5) }}",
         "{{ 'x'.ljust(999999999) }}",
         "{{ 'x'.zfill(999999999) }}",
         "{{ {} | tojson(indent=999999999) }}",
@@ -192,6 +212,11 @@ def test_nothing_escapes_the_sandbox(source: str) -> None:
 def test_work_and_size_are_bounded(source: str) -> None:
     error = fault(source)
     assert len(error.message) < 300
+
+
+def test_modest_formats_are_free() -> None:
+    text = template("{{ '{:>4}|{}'.format(7, 1732752000) }} {{ '%03d %s' | format(7, 'x') }}")
+    assert text.render(CHAT) == "   7|1732752000 007 x"
 
 
 def test_an_answer_of_the_largest_size_passes() -> None:

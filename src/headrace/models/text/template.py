@@ -8,7 +8,7 @@ same.
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any, cast
 
@@ -23,12 +23,13 @@ from headrace.core.base.errors import ConfigError, RequestError
 
 MAX_SOURCE_CHARS = 1 << 20
 MAX_OUTPUT_CHARS = 16 << 20
-MAX_STEPS = 1_000_000  # loop turns and calls of one rendering
+MAX_STEPS = 200_000  # loop turns and calls of one rendering
 
 RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"})
 """Names that a client's own template arguments may not take."""
 
-_WIDE = re.compile(r"\d{5,}")
+# Formats whose width is large, or comes from an argument.
+_WIDE = re.compile(r"\d{5,}|%[-+ #0]*\*|\.\*|:[^{}]*\{")
 
 _steps_left: ContextVar[int] = ContextVar("_steps_left")
 
@@ -187,9 +188,16 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def call(self, context: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
         _count_step()
-        if isinstance(text := getattr(function, "__self__", None), str):
-            _check_width(text, args)
+        of_text = isinstance(getattr(function, "__self__", None), str)
+        if of_text and any(isinstance(arg, int) and arg > MAX_STEPS for arg in args):
+            raise SecurityError("a text that is too long")
         return _bounded(super().call(context, function, *args, **kwargs))
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        wrapped = super().wrap_str_format(value)
+        if wrapped is not None and _WIDE.search(value.__self__):
+            raise SecurityError("a format that pads")
+        return wrapped
 
 
 def _check_repetition(sequence: Any, count: Any) -> None:
@@ -198,18 +206,9 @@ def _check_repetition(sequence: Any, count: Any) -> None:
         raise SecurityError("a repetition that is too long")
 
 
-def _check_width(format: str, args: tuple[Any, ...]) -> None:
-    """Methods of a text can pad it: by a number among their arguments, or by one in the text
-    itself.
-    """
-    wide = any(isinstance(arg, int) and arg > MAX_STEPS for arg in args)
-    if wide or (args and _WIDE.search(format) and "{" in format):
-        raise SecurityError("a text that is too long")
-
-
 def _format(format: str, *args: Any) -> str:
     if _WIDE.search(format):
-        raise SecurityError("a text that is too long")
+        raise SecurityError("a format that pads")
     return format % args
 
 
