@@ -249,3 +249,52 @@ def test_a_model_cannot_drive_the_terminal(capsys: Capture, monkeypatch: Monkey)
     assert (
         capsys.readouterr().out == "a\N{REPLACEMENT CHARACTER}[31mb\N{REPLACEMENT CHARACTER}c\td\n"
     )
+
+
+# ---- chat on a terminal
+
+
+def type_in(monkeypatch: Monkey, *lines: str) -> None:
+    """Lines typed at the prompt, then Ctrl-D."""
+    typed = iter(lines)
+
+    def read(prompt: str) -> str:
+        try:
+            return next(typed)
+        except StopIteration:
+            raise EOFError from None
+
+    monkeypatch.setattr("builtins.input", read)
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+
+
+def test_a_person_can_stop_an_answer_and_go_on(
+    boots: Boots, capsys: Capture, monkeypatch: Monkey
+) -> None:
+    num_pieces = 0
+
+    def interrupted(text: str) -> None:
+        nonlocal num_pieces
+        num_pieces += 1
+        if num_pieces == 3:
+            raise KeyboardInterrupt
+        print(text, end="")
+
+    type_in(monkeypatch, "one", "two")
+    monkeypatch.setattr("headrace.cli.chat.print_piece", interrupted)
+    assert main(["chat", "--temperature", "0", "--max-tokens", "6"]) == 0
+    first, second = capsys.readouterr().out.splitlines()[1:3]
+    assert first.endswith(" [stopped]")
+    assert len(second) == 6
+    assert boots.model.engine.drain(10)
+
+
+def test_a_person_can_go_on_after_a_refusal(
+    boots: Boots, capsys: Capture, monkeypatch: Monkey
+) -> None:
+    type_in(monkeypatch, "x" * 4000, "two")
+    assert main(["chat", "--temperature", "0", "--max-tokens", "6"]) == 0
+    out, err = capsys.readouterr()
+    assert err.startswith("error: ")
+    assert len(out.splitlines()[1]) == 6
