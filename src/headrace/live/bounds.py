@@ -74,7 +74,7 @@ def check_request(n: int, stops: tuple[str, ...], priority: int, slo: Slo) -> No
 def _check_prompt(tokens: tuple[int, ...], max_model_len: int, vocab_size: int) -> None:
     if not tokens:
         raise _fault("prompt", "prompt has no tokens")
-    _check_ids("prompt", tokens, vocab_size)
+    # The length first: looking at each id of an endless prompt takes as long.
     if len(tokens) >= max_model_len:
         raise RequestError(
             f"prompt of {len(tokens)} tokens leaves no room within the model's {max_model_len}",
@@ -82,6 +82,7 @@ def _check_prompt(tokens: tuple[int, ...], max_model_len: int, vocab_size: int) 
             param="prompt",
             hint=f"shorten the prompt to at most {max_model_len - 1} tokens",
         )
+    _check_ids("prompt", tokens, vocab_size)
 
 
 def _check_sampling(params: SamplingParams, vocab_size: int) -> None:

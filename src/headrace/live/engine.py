@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from pathlib import Path
+from typing import Final
 
 from headrace.adapters.executors.port import Executor
 from headrace.core.base.errors import InvariantError, OverloadError
@@ -31,7 +32,7 @@ from headrace.core.base.events import (
     Timer,
 )
 from headrace.core.base.plan import StepPlan
-from headrace.core.base.request import SeqSpec
+from headrace.core.base.request import FinishReason, SeqSpec
 from headrace.core.base.types import NS_PER_S, Ns, SeqId
 from headrace.core.config.schema import WorkerConfig
 from headrace.core.cost.fitted import FittedCostModel
@@ -88,6 +89,7 @@ class LiveEngine:
         cost: FittedCostModel | None = None,
     ) -> None:
         cost = FittedCostModel.prior() if cost is None else cost
+        self.cost: Final = cost
         self._core = build_worker(config, executor.spec, cost)
         self._executor = executor
         header = LogHeader(config=config, spec=executor.spec, cost=cost)
@@ -143,9 +145,9 @@ class LiveEngine:
                 return
         raise OverloadError("the engine is closed", retry_after_s=RETRY_AFTER_S)
 
-    def cancel(self, seq_id: SeqId) -> None:
+    def cancel(self, seq_id: SeqId, reason: FinishReason = FinishReason.CANCELLED) -> None:
         """End a sequence at the next step border. Idempotent; unknown ids are fine."""
-        self._inbox.put(Cancel(seq_id))
+        self._inbox.put(Cancel(seq_id, reason))
 
     def stats(self) -> EngineStats:
         """As of the last event."""

@@ -270,7 +270,7 @@ class _Session:
                 delta = self._choices[seq_id].emit(effect)
                 if delta is not None and delta.finish is not None:
                     del self._choices[seq_id]
-                    self._engine.cancel(seq_id)
+                    self._engine.cancel(seq_id, delta.finish.reason)
                 return delta
             case Finish(seq_id) if seq_id in self._choices:
                 return self._choices.pop(seq_id).finish(effect)

@@ -95,6 +95,7 @@ class Metrics:
         self._vllm_labels: dict[str, str] = {}
         # A limit of 0 is no limit.
         slo = Slo(ttft_ms=config.slo_ttft_ms or None, itl_ms=config.slo_itl_ms or None)
+        self._slo = slo
         self._telemetry = Telemetry(slo, FittedCostModel.prior())
         self._counters = Counters()
         self.http_in_flight = Gauge(
@@ -119,6 +120,7 @@ class Metrics:
     def attach(self, engine: LiveEngine, model_name: str) -> None:
         """Before the engine's first sequence."""
         self._engine = engine
+        self._telemetry = Telemetry(self._slo, engine.cost)
         self._vllm_labels = {"model_name": model_name, "engine": "0"}
         engine.observe(self._observe)
 

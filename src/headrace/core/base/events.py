@@ -18,9 +18,13 @@ class Arrive(msgspec.Struct, frozen=True, tag=True):
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
-    """Idempotent in every state, unknown ids included."""
+    """End a sequence from outside. Idempotent in every state, unknown ids included.
+
+    `reason` is STOP where whoever reads the text found its end, a stop string for instance.
+    """
 
     seq_id: SeqId
+    reason: FinishReason = FinishReason.CANCELLED
 
 
 class StepDone(msgspec.Struct, frozen=True, tag=True):

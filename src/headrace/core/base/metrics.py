@@ -93,8 +93,7 @@ def find_excesses(served: Served, slo: Slo) -> list[Excess]:
 def is_good(served: Served, slo: Slo) -> bool:
     """Whether the request got tokens, did not fail, and met every limit stated for it.
 
-    CANCELLED may be good: a stop string found in the text ends its sequence by cancelling it, and a
-    client that leaves early has had, so far, what it was promised.
+    CANCELLED may be good: a client that leaves early has had, so far, what it was promised.
     """
     return (
         served.reason not in (FinishReason.ERROR, FinishReason.DEADLINE)

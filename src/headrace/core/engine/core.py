@@ -99,8 +99,8 @@ class EngineCore:
             case Arrive(seqs):
                 for spec in seqs:
                     self._arrive(now, spec, effects)
-            case Cancel(seq_id):
-                self._end(seq_id, FinishReason.CANCELLED, effects)
+            case Cancel(seq_id, reason):
+                self._end(seq_id, reason, effects)
             case Timer(timer_id):
                 self._end(SeqId(timer_id), FinishReason.DEADLINE, effects)
             case StepDone(result):

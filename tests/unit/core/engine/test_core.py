@@ -5,7 +5,7 @@ import pytest
 from headrace.core.base.errors import InvariantError
 from headrace.core.base.events import Arrive, CallAt, Cancel, Finish, KvChanged, StepDone, Timer
 from headrace.core.base.plan import StepResult
-from headrace.core.base.request import Slo
+from headrace.core.base.request import FinishReason, Slo
 from headrace.core.base.types import Ns, SeqId, StepId
 from support.fake_device import VOCAB, Bench, expected_output
 
@@ -118,6 +118,16 @@ def test_cancel_in_every_state_and_again() -> None:
     assert bench.handle(Cancel(SeqId(0))) == []
     assert bench.handle(Cancel(SeqId(77))) == []
     assert bench.core.stats().num_pinned_blocks == 0
+
+
+def test_the_reader_of_the_text_may_say_that_it_is_complete() -> None:
+    bench = Bench()
+    bench.handle(Arrive((bench.seq((1,), max_tokens=9),)))
+    bench.step()
+    bench.handle(Cancel(SeqId(0), FinishReason.STOP))
+    bench.handle(Cancel(SeqId(0)))  # too late to change the reason
+    bench.step()
+    assert bench.finished[SeqId(0)].reason == "stop"
 
 
 def test_a_deadline_ends_a_waiting_sequence_without_any_prefill() -> None:
