@@ -82,7 +82,7 @@ def shape_from_gguf(
         ),
         head_dim=head_dim,
         norm_eps=facts.number(prefix + "attention.layer_norm_rms_epsilon"),
-        rope=Rope(inv_freq, interleaved=architecture == "llama"),
+        rope=Rope(inv_freq, interleaved=architecture != "qwen2"),
         tied_embeddings=GGUF_NAMES.head + ".weight" not in weights,
         qkv_biases=architecture == "qwen2" or f"{first_layer}{GGUF_NAMES.q}.bias" in weights,
         output_bias=f"{first_layer}{GGUF_NAMES.attention_output}.bias" in weights,

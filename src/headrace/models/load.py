@@ -2,6 +2,7 @@
 chat template.
 """
 
+import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -85,7 +86,7 @@ def load_model(
         tokenizer=source.tokenizer,
         chat_template=template,
         description=ModelDescription(
-            name=path.resolve().name.removesuffix(".gguf"),
+            name=_name(path),
             architecture=source.architecture,
             num_parameters=weights.num_parameters,
             weight_types=weights.weight_types,
@@ -188,6 +189,14 @@ def _template(source: _Source, replacement: str | None) -> ChatTemplate | None:
     if not text:
         return None
     return ChatTemplate(text, bos_token=source.bos_token, eos_token=source.eos_token)
+
+
+def _name(path: Path) -> str:
+    """The file's or folder's name; for a folder in the hub's cache, the name it has on the hub."""
+    path = Path(os.path.abspath(path))
+    if path.parent.name == "snapshots":
+        return path.parent.parent.name.removeprefix("models--").replace("--", "/")
+    return path.name.removesuffix(".gguf")
 
 
 def _token_text(tokenizer: Tokenizer, configured: object, id_: int | None) -> str:

@@ -108,6 +108,19 @@ def test_every_tensor_reaches_the_backend_with_its_bytes(tmp_path: Path) -> None
     }
 
 
+def test_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model is called what a person called it, never what a cache calls its files."""
+    snapshot = tmp_path / "models--org--my-model" / "snapshots" / "0123abcd"
+    snapshot.mkdir(parents=True)
+    assert load_model(write_folder(snapshot), RecordingBackend()).description.name == "org/my-model"
+    blob = write(tmp_path / "blob", gguf_bytes(llama_metadata(), gguf_tensors()))
+    (snapshot / "small.q8.gguf").symlink_to(blob)
+    loaded = load_model(snapshot / "small.q8.gguf", RecordingBackend())
+    assert loaded.description.name == "small.q8"
+    monkeypatch.chdir(write_folder(tmp_path / "here"))
+    assert load_model(Path("."), RecordingBackend()).description.name == "here"
+
+
 def test_progress_ends_at_the_total(tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
     load_gguf(tmp_path, on_progress=lambda done, total: seen.append((done, total)))
