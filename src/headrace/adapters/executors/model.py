@@ -7,10 +7,10 @@ import logging
 import queue
 import threading
 import time
-from array import array
 from typing import Any
 
 from headrace.adapters.executors.port import OnStepDone
+from headrace.core.base.errors import DeviceError
 from headrace.core.base.events import StepDone, StepFailed
 from headrace.core.base.plan import (
     SeqResult,
@@ -33,6 +33,8 @@ from headrace.ops.interface import (
 
 _log = logging.getLogger(__name__)
 
+_Inbox = queue.SimpleQueue[tuple[StepPlan, OnStepDone] | None]
+
 
 class ModelExecutor:
     """The Executor port over any Backend. Steps run on a thread of its own, one at a time."""
@@ -48,7 +50,7 @@ class ModelExecutor:
     ) -> None:
         """Compile `model` with a KV pool of `num_blocks`, for steps of `step_tokens` at most."""
         layout = KvLayout(model.num_layers, model.num_kv_heads, model.head_dim, num_blocks)
-        self._program: Program = backend.compile(model.forward, layout, step_tokens)
+        program = backend.compile(model.forward, layout, step_tokens)
         self.spec = WorkerSpec(
             model_digest=model.digest,
             kv_dtype=layout.dtype,
@@ -58,66 +60,77 @@ class ModelExecutor:
             vocab_size=model.vocab_size,
             batch_invariant=backend.batch_invariant,
         )
-        self._inbox: queue.SimpleQueue[tuple[StepPlan, OnStepDone] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="headrace-executor", daemon=True)
+        self._inbox: _Inbox = queue.SimpleQueue()
+        self._is_closed = False
+        # The thread alone holds the program, so that the device is free when it ends.
+        self._thread = threading.Thread(
+            target=_serve, args=(program, self._inbox), name="headrace-executor", daemon=True
+        )
         self._thread.start()
 
     def start(self, plan: StepPlan, on_done: OnStepDone) -> None:
+        if self._is_closed:
+            raise DeviceError("the executor is closed", step_id=plan.step_id)
         self._inbox.put((plan, on_done))
 
     def close(self) -> None:
+        self._is_closed = True
         self._inbox.put(None)
         self._thread.join()
 
-    def _run(self) -> None:
-        while (work := self._inbox.get()) is not None:
-            plan, on_done = work
-            try:
-                done: StepDone | StepFailed = StepDone(self._step(plan))
-            except Exception as error:
-                # Whatever it was, the step has no result and the next one may still have.
-                _log.exception("step %d failed", plan.step_id)
-                lines = str(error).splitlines() or [type(error).__name__]
-                done = StepFailed(plan.step_id, lines[0])
-            on_done(done)
 
-    def _step(self, plan: StepPlan) -> StepResult:
-        started = time.monotonic_ns()
-        if plan.copies:
-            self._program.copy_blocks(plan.copies)
-        batch, requests, num_rows = lay_out(plan)
-        self._program.run(batch)
-        rows = self._program.finish_rows(requests) if requests else []
-        results, first = [], 0
-        for seq, count in zip(plan.seqs, num_rows, strict=True):
-            results.append(_seq_result(seq, rows[first : first + count]))
-            first += count
-        elapsed = Ns(time.monotonic_ns() - started)
-        return StepResult(plan.step_id, tuple(results), elapsed)
+def _serve(program: Program, inbox: _Inbox) -> None:
+    while (work := inbox.get()) is not None:
+        plan, on_done = work
+        try:
+            done: StepDone | StepFailed = StepDone(run_step(program, plan))
+        except Exception as error:
+            # Whatever it was, the step has no result and the next one may still have.
+            _log.exception("step %d failed", plan.step_id)
+            lines = str(error).splitlines() or [type(error).__name__]
+            done = StepFailed(plan.step_id, lines[0])
+        on_done(done)
+
+
+def run_step(program: Program, plan: StepPlan) -> StepResult:
+    started_ns = time.monotonic_ns()
+    if plan.copies:
+        program.copy_blocks(plan.copies)
+    batch, requests, num_rows = lay_out(plan)
+    program.run(batch)
+    rows = program.finish_rows(requests) if requests else []
+    end = 0
+    results = tuple(
+        _seq_result(seq, rows[end : (end := end + count)])
+        for seq, count in zip(plan.seqs, num_rows, strict=True)
+    )
+    elapsed_ns = Ns(time.monotonic_ns() - started_ns)
+    return StepResult(plan.step_id, results, elapsed_ns)
 
 
 def lay_out(plan: StepPlan) -> tuple[StepBatch, list[RowRequest], list[int]]:
     """The ragged batch of a plan, what is wanted of its logits rows, and how many rows each
     sequence has.
     """
-    tokens, starts, positions = array("i"), array("i", [0]), array("i")
-    logit_rows = array("i")
+    tokens: list[int] = []
+    starts = [0]
+    logit_rows: list[int] = []
     requests: list[RowRequest] = []
     num_rows: list[int] = []
     for seq in plan.seqs:
-        base = len(tokens)
-        tokens.extend(seq.tokens)
-        starts.append(len(tokens))
-        positions.append(seq.start)
+        first = len(tokens)
         num_before = len(requests)
+        tokens += seq.tokens
+        starts.append(len(tokens))
         if seq.prompt_logprobs is not None:
-            for index, target in enumerate(_targets(seq)):
-                logit_rows.append(base + index)
+            for row, target in enumerate(_targets(seq), first):
+                logit_rows.append(row)
                 requests.append(RowRequest(None, target, seq.prompt_logprobs))
         if seq.sample is not None:
             logit_rows.append(len(tokens) - 1)
             requests.append(RowRequest(seq.sample, None, seq.sample.params.logprobs))
         num_rows.append(len(requests) - num_before)
+    positions = [seq.start for seq in plan.seqs]
     tables = [seq.block_ids for seq in plan.seqs]
     return StepBatch(tokens, starts, positions, tables, logit_rows), requests, num_rows
 
@@ -132,14 +145,10 @@ def _targets(seq: SeqStep) -> tuple[int, ...]:
 def _seq_result(seq: SeqStep, rows: list[RowResult]) -> SeqResult:
     if seq.sample is None:
         return SeqResult(seq.seq_id, prompt_logprobs=_logprobs(rows))
-    sampled = rows[-1:]
-    return SeqResult(
-        seq.seq_id,
-        tuple(row.token for row in sampled),
-        _logprobs(sampled),
-        _logprobs(rows[:-1]),
-    )
+    chosen = rows.pop()
+    logprobs = () if chosen.logprob is None else (chosen.logprob,)
+    return SeqResult(seq.seq_id, (chosen.token,), logprobs, _logprobs(rows))
 
 
 def _logprobs(rows: list[RowResult]) -> tuple[TokenLogprob, ...]:
-    return tuple(row.logprob for row in rows if row.logprob is not None)
+    return tuple([row.logprob for row in rows if row.logprob is not None])
