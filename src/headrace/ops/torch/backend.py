@@ -50,6 +50,8 @@ class TorchBackend:
     def compile(
         self, forward: Forward[Tensor, Tensor], kv: KvLayout, max_tokens: int
     ) -> "TorchProgram":
+        if kv.dtype != "bf16":
+            raise DeviceError("the KV pool is bf16", dtype=kv.dtype)
         try:
             return TorchProgram(forward, kv, max_tokens, self.device)
         except RuntimeError as error:  # torch's word for "out of memory"
@@ -75,7 +77,8 @@ class TorchProgram:
     @torch.inference_mode()
     def run(self, batch: StepBatch) -> None:
         self._check(batch)
-        self._logits = self._forward(TorchStep(batch, self._pool, self._device))
+        # On the CPU, so that what is drawn from a row depends on no device's order of summation.
+        self._logits = self._forward(TorchStep(batch, self._pool, self._device)).cpu()
 
     def finish_rows(self, requests: Sequence[RowRequest]) -> list[RowResult]:
         if len(requests) != len(self._logits):
@@ -91,34 +94,36 @@ class TorchProgram:
         return rows
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        num_blocks, size = self._kv.num_blocks, self._kv.block_size
         for copy in copies:
-            if not (
-                0 <= copy.src < self._kv.num_blocks
-                and 0 <= copy.dst < self._kv.num_blocks
-                and 0 <= copy.num_tokens <= self._kv.block_size
-            ):
-                raise DeviceError("block copy is outside the pool", copy=copy)
+            if not (0 <= copy.src < num_blocks and 0 <= copy.dst < num_blocks):
+                raise DeviceError("block copy is outside the pool", copy=copy, limit=num_blocks)
+            if not 1 <= copy.num_tokens <= size:
+                raise DeviceError("block copy is not of 1 to block_size tokens", copy=copy)
+        for copy in copies:
             self._pool[:, copy.dst, : copy.num_tokens] = self._pool[:, copy.src, : copy.num_tokens]
 
     def _check(self, batch: StepBatch) -> None:
         num_tokens, kv = len(batch.tokens), self._kv
+        starts, rows = list(batch.token_starts), list(batch.logit_rows)
         if not 0 < num_tokens <= self._max_tokens:
             raise DeviceError(
                 "step size is out of range", tokens=num_tokens, limit=self._max_tokens
             )
-        starts, num_seqs = list(batch.token_starts), len(batch.block_tables)
-        if starts[:1] + starts[-1:] != [0, num_tokens] or sorted(starts) != starts:
+        if not len(starts) - 1 == len(batch.positions) == len(batch.block_tables):
+            raise DeviceError("sequences are counted differently", tables=len(batch.block_tables))
+        if (starts[0], starts[-1]) != (0, num_tokens):
             raise DeviceError("token starts do not divide the tokens", tokens=num_tokens)
-        if not len(starts) - 1 == len(batch.positions) == num_seqs:
-            raise DeviceError("sequences are counted differently", tables=num_seqs)
         for i, (start, end) in enumerate(pairwise(starts)):
-            blocks = batch.block_tables[i]
-            if len(blocks) * kv.block_size < batch.positions[i] + end - start:
+            blocks, position = batch.block_tables[i], batch.positions[i]
+            if end <= start or position < 0:
+                raise DeviceError("no such share", sequence=i, tokens=end - start, start=position)
+            if len(blocks) * kv.block_size < position + end - start:
                 raise DeviceError("block table is too short", sequence=i, blocks=len(blocks))
             if not all(0 <= block < kv.num_blocks for block in blocks):
                 raise DeviceError("block id is out of range", sequence=i, limit=kv.num_blocks)
-        if not all(0 <= row < num_tokens for row in batch.logit_rows):
-            raise DeviceError("logits row is out of range", limit=num_tokens)
+        if any(a >= b for a, b in pairwise([-1, *rows, num_tokens])):
+            raise DeviceError("logit rows do not increase within the tokens", limit=num_tokens)
 
 
 class TorchStep:

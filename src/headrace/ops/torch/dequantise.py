@@ -10,13 +10,22 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from headrace.core.base.errors import DeviceError
 from headrace.ops.interface import TensorView, WeightType
 
 BLOCK = 32
 
 
 def dequantise(view: TensorView, device: str) -> Tensor:
-    """[rows, cols] float32, exactly what the type defines."""
+    """[rows, cols] float32, exactly what the type defines. Raises DeviceError where the bytes are
+    not as many as the type and shape take.
+    """
+    num_values, num_bytes = _BLOCKS[view.type]
+    blocks_per_row, rest = divmod(view.cols, num_values)
+    if rest or len(view.data) != view.rows * blocks_per_row * num_bytes:
+        raise DeviceError(
+            f"{view.name} is not {view.rows} x {view.cols} of {view.type}", num_bytes=len(view.data)
+        )
     # A copy: the view may be read-only, and need not outlive the call.
     raw = torch.frombuffer(bytearray(view.data), dtype=torch.uint8).to(device)
     return _DECODERS[view.type](raw).reshape(view.rows, view.cols)
@@ -46,6 +55,16 @@ def _q8_0(raw: Tensor) -> Tensor:
     blocks = raw.view(-1, 2 + BLOCK)
     return blocks[:, 2:].contiguous().view(torch.int8).float() * _half(blocks[:, :2])
 
+
+# Values and bytes of the smallest whole piece of a row.
+_BLOCKS: dict[WeightType, tuple[int, int]] = {
+    WeightType.F32: (1, 4),
+    WeightType.F16: (1, 2),
+    WeightType.BF16: (1, 2),
+    WeightType.Q4_0: (BLOCK, 2 + BLOCK // 2),
+    WeightType.Q4_1: (BLOCK, 4 + BLOCK // 2),
+    WeightType.Q8_0: (BLOCK, 2 + BLOCK),
+}
 
 _DECODERS: dict[WeightType, Callable[[Tensor], Tensor]] = {
     WeightType.F32: lambda raw: raw.view(torch.float32).clone(),

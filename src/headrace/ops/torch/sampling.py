@@ -13,12 +13,14 @@ from headrace.ops.philox import uniform
 
 def finish_row(logits: Tensor, request: RowRequest) -> RowResult:
     """Sample from one row [vocab] or score its known next token."""
+    if not bool((logits < torch.inf).all()):  # false of a NaN
+        raise DeviceError("logits are not numbers")
     if request.sample is not None:
         token = sample(logits, request.sample)
-    elif request.target is not None and 0 <= request.target < len(logits):
-        token = request.target
+    elif request.target is not None:
+        token = _checked(request.target, logits, "target")
     else:
-        raise DeviceError("no such token to score", target=request.target, limit=len(logits))
+        raise DeviceError("neither a choice nor a token to score")
     if request.num_top is None:
         return RowResult(token, None)
     return RowResult(token, score(logits, token, request.num_top))
@@ -40,41 +42,46 @@ def sample(logits: Tensor, spec: SampleSpec) -> int:
     """One token id. The draw is keyed by (seed, choice) and counted by the position."""
     params = spec.params
     adjusted = adjust(logits, spec)
-    if bool(torch.isnan(adjusted).any()):
-        raise DeviceError("logits are not numbers", position=spec.position)
-    if not bool(torch.isfinite(adjusted).any()):
+    order = _descending(adjusted)
+    best = adjusted[order[0]]
+    if best == -torch.inf:
         raise DeviceError("every token is banned", position=spec.position)
     if params.temperature == 0:
-        return int(_descending(adjusted)[0])
-    order = _descending(adjusted)
+        return int(order[0])
     if params.top_k > 0:
         order = order[: params.top_k]
-    kept = torch.softmax((adjusted[order] / params.temperature).double(), dim=-1)
-    kept = kept[kept >= params.min_p * kept[0]]
+    # The softmax of logits / temperature. Taking the best away first, it cannot overflow.
+    kept = torch.softmax((adjusted[order] - best) / params.temperature, dim=-1)
+    cumulative = torch.cumsum(kept[kept >= params.min_p * kept[0]], 0)
     if params.top_p < 1:
-        enough = torch.cumsum(kept, 0) >= params.top_p * kept.sum()
-        kept = kept[: int(enough.nonzero()[0]) + 1]
-    drawn = uniform(params.seed, params.choice, spec.position) * float(kept.sum())
-    beyond = (torch.cumsum(kept, 0) > drawn).nonzero()
-    return int(order[int(beyond[0]) if len(beyond) else len(kept) - 1])
+        enough = cumulative >= params.top_p * cumulative[-1]
+        cumulative = cumulative[: int(enough.nonzero()[0]) + 1]
+    drawn = uniform(params.seed, params.choice, spec.position) * cumulative[-1]
+    return int(order[int((cumulative > drawn).nonzero()[0])])
 
 
 def adjust(logits: Tensor, spec: SampleSpec) -> Tensor:
-    """Logits after penalties, bias and bans."""
+    """Logits in float64, after penalties, bias and bans."""
     params = spec.params
-    adjusted = logits.clone()
+    adjusted = logits.double()
     if params.needs_history:
-        seen = sorted(set(spec.prompt_tokens) | set(spec.output_tokens))
-        before = adjusted[seen]
-        factor = params.repetition_penalty
-        adjusted[seen] = torch.where(before > 0, before / factor, before * factor)
+        for token in {*spec.prompt_tokens, *spec.output_tokens}:
+            before = adjusted[_checked(token, logits, "token")]
+            factor = params.repetition_penalty
+            adjusted[token] = before / factor if before > 0 else before * factor
         for token, count in Counter(spec.output_tokens).items():
             adjusted[token] -= params.frequency_penalty * count + params.presence_penalty
     for token, bias in params.logit_bias:
-        adjusted[token] += bias
-    if spec.banned:
-        adjusted[list(spec.banned)] = -torch.inf
+        adjusted[_checked(token, logits, "biased token")] += bias
+    for token in spec.banned:
+        adjusted[_checked(token, logits, "banned token")] = -torch.inf
     return adjusted
+
+
+def _checked(token: int, logits: Tensor, what: str) -> int:
+    if not 0 <= token < len(logits):
+        raise DeviceError(f"{what} is outside the vocabulary", token=token, limit=len(logits))
+    return token
 
 
 def _descending(values: Tensor) -> Tensor:
