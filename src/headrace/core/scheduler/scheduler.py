@@ -219,12 +219,18 @@ class Scheduler:
 
     def _plan_waiting(self, step: "_Step", now: Ns) -> None:
         """Admit in order; what does not fit is overtaken, within a window and an age limit."""
+        if not self._waiting:
+            return
         num_passed = 0
         num_reserved = self._num_reserved()
         for seq in self._candidates(now):
             if step.budget <= 0 or len(self._running) >= self._config.max_running_seqs:
                 break
-            if num_passed > self._config.skip_ahead_window:
+            # Nobody needs less than one block: the last known token never comes from the cache.
+            if (
+                num_passed > self._config.skip_ahead_window
+                or self._kv.num_available <= num_reserved
+            ):
                 break
             if self._waits_for_twin(seq):
                 num_passed += 1
