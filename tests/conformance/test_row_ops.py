@@ -2,31 +2,90 @@
 
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 
-from headrace.ops.interface import KvLayout, WeightType
-from support.ops_rig import apply, batch_of, compile_rows, run, values_of, view_of
+from headrace.core.base.errors import DeviceError
+from headrace.ops.interface import KvLayout, TensorView, WeightType
+from support.ops_rig import (
+    BLOCKS,
+    GGUF_TYPES,
+    apply,
+    batch_of,
+    compile_rows,
+    noise_of,
+    run,
+    values_of,
+    view_of,
+)
 
 RNG = np.random.default_rng(7)
 EPS = float(np.finfo(np.float32).eps)
+
+
+def matmul(ops: Any, x: Any, w: Any) -> Any:
+    return ops.linear(x, (w["w"],))
 
 
 def normal(*shape: int, scale: float = 1.0) -> Any:
     return (RNG.standard_normal(shape) * scale).astype(np.float32)
 
 
+def spread(x: Any, weight: Any) -> Any:
+    """The bound of each float32 dot product in any order: n roundings of the magnitudes' sum."""
+    return EPS * (x.shape[1] + 2) * (np.abs(x).astype(float) @ np.abs(weight).T)
+
+
+# ---- weights
+
+
 @pytest.mark.parametrize("type", list(WeightType))
-def test_embed_is_exact(backend: Any, type: WeightType) -> None:
-    table = view_of(normal(37, 64), type)
-    handle = backend.load_weight(table)
-    program = backend.compile(
-        lambda ops: ops.select_logit_rows(ops.embed(handle)), KvLayout(1, 1, 2, 4), 64
-    )
-    tokens = [36, 0, 5, 5, 17]
-    out = run(program, batch_of((tokens, 0, [0])))
-    # Q4_1 needs one rounding (scale * q + minimum); the others are exact in float32.
-    np.testing.assert_allclose(out, values_of(table)[tokens], rtol=2 * EPS, atol=1e-7)
+def test_stored_weights_mean_what_the_gguf_package_says(type: WeightType) -> None:
+    view = noise_of(type, 50, 96, RNG)
+    dtype = {WeightType.F32: np.float32, WeightType.F16: np.float16}.get(type, np.uint8)
+    stored = np.frombuffer(view.data, dtype).reshape(view.rows, -1)
+    theirs = gguf.quants.dequantize(stored, GGUF_TYPES[type])
+    # They round the product of Q4_1 before they add.
+    room = 2 * EPS * np.abs(theirs).max() if type is WeightType.Q4_1 else 0
+    np.testing.assert_allclose(values_of(view), theirs, rtol=0, atol=room)
+
+
+@pytest.mark.parametrize("type", list(WeightType))
+@pytest.mark.parametrize("rows", [1, 15, 16, 49])
+def test_embed_is_exact(backend: Any, type: WeightType, rows: int) -> None:
+    cols = 96 if BLOCKS[type].num_values > 1 else 37
+    for table in (noise_of(type, rows, cols, RNG), view_of(normal(rows, cols), type)):
+        handle = backend.load_weight(table)
+        program = backend.compile(
+            lambda ops, handle=handle: ops.select_logit_rows(ops.embed(handle)),
+            KvLayout(1, 1, 2, 8),
+            100,
+        )
+        tokens = [rows - 1, 0, *RNG.integers(0, rows, 60).tolist()]
+        out = run(program, batch_of((tokens, 0, range(4))))
+        assert (out == values_of(table)[tokens].astype(np.float32)).all()
+
+
+@pytest.mark.parametrize(
+    ("type", "rows", "cols", "num_bytes"),
+    [
+        (WeightType.F32, 2, 3, 20),
+        (WeightType.BF16, 2, 3, 14),
+        (WeightType.Q8_0, 2, 64, 4 * 34 + 1),
+        (WeightType.Q4_0, 2, 64, 4 * 18 - 18),
+        (WeightType.Q4_1, 3, 40, 60),
+    ],
+)
+def test_weights_of_a_wrong_size_are_refused(
+    backend: Any, type: WeightType, rows: int, cols: int, num_bytes: int
+) -> None:
+    with pytest.raises(DeviceError):
+        backend.load_weight(TensorView("w", type, rows, cols, memoryview(bytes(num_bytes))))
+    assert backend.weight_bytes() == 0
+
+
+# ---- norms
 
 
 @pytest.mark.parametrize("cols", [1, 7, 64, 577])
@@ -50,16 +109,43 @@ def test_rms_norm_of_zeros_is_zero(backend: Any) -> None:
     assert (out == 0).all()
 
 
+# ---- linear
+
+
 @pytest.mark.parametrize("type", list(WeightType))
-@pytest.mark.parametrize("num_rows", [1, 2, 5, 6, 7, 17, 70])
 @pytest.mark.parametrize(("outputs", "inputs"), [(1, 32), (15, 96), (49, 64), (130, 320)])
-def test_linear(backend: Any, type: WeightType, num_rows: int, outputs: int, inputs: int) -> None:
-    x, weight = normal(num_rows, inputs), view_of(normal(outputs, inputs), type)
-    out = apply(backend, lambda ops, x, w: ops.linear(x, (w["w"],)), x, {"w": weight})
+def test_linear(backend: Any, type: WeightType, outputs: int, inputs: int) -> None:
+    for weight in (noise_of(type, outputs, inputs, RNG), view_of(normal(outputs, inputs), type)):
+        exact_weight = values_of(weight)
+        if np.abs(exact_weight).max() > 1e30:
+            continue  # noise in a type whose products leave float32
+        x = normal(70, inputs)
+        exact, bound = x.astype(float) @ exact_weight.T, spread(x, exact_weight)
+        program = compile_rows(backend, matmul, x, {"w": weight})
+        for num_rows in (1, 2, 5, 6, 7, 17, 70):
+            out = run(program, batch_of((range(num_rows), 0, range(5))))
+            assert (np.abs(out - exact[:num_rows]) <= bound[:num_rows]).all(), num_rows
+
+
+@pytest.mark.parametrize("type", [WeightType.F32, WeightType.F16, WeightType.BF16])
+@pytest.mark.parametrize(("outputs", "inputs"), [(1, 1), (17, 7), (16, 33), (33, 129)])
+def test_linear_of_odd_sizes(backend: Any, type: WeightType, outputs: int, inputs: int) -> None:
+    x, weight = normal(13, inputs), view_of(normal(outputs, inputs), type)
     exact_weight = values_of(weight)
-    # The bound of a float32 dot product in any order: n roundings of the sum of magnitudes.
-    bound = EPS * (inputs + 2) * (np.abs(x).astype(np.float64) @ np.abs(exact_weight).T)
-    assert (np.abs(out - x.astype(np.float64) @ exact_weight.T) <= bound).all()
+    out = apply(backend, matmul, x, {"w": weight})
+    assert (np.abs(out - x.astype(float) @ exact_weight.T) <= spread(x, exact_weight)).all()
+
+
+@pytest.mark.parametrize("type", list(WeightType))
+def test_every_number_of_rows(backend: Any, type: WeightType) -> None:
+    x, weight = normal(70, 96), view_of(normal(50, 96), type)
+    exact, bound = x.astype(float) @ values_of(weight).T, spread(x, values_of(weight))
+    program = compile_rows(backend, matmul, x, {"w": weight})
+    outs = [run(program, batch_of((range(n), 0, range(5)))) for n in range(1, 71)]
+    for out in outs:
+        assert (np.abs(out - exact[: len(out)]) <= bound[: len(out)]).all(), len(out)
+        if backend.batch_invariant:
+            assert out.tobytes() == outs[-1][: len(out)].tobytes(), len(out)
 
 
 def test_linear_of_several_types_with_biases(backend: Any) -> None:
@@ -85,8 +171,26 @@ def test_linear_of_several_types_with_biases(backend: Any) -> None:
 def test_linear_of_extreme_values(backend: Any, value: float) -> None:
     x = np.full((2, 32), value, np.float32)
     weight = view_of(np.full((3, 32), 0.5, np.float32), WeightType.BF16)
-    out = apply(backend, lambda ops, x, w: ops.linear(x, (w["w"],)), x, {"w": weight})
-    np.testing.assert_allclose(out, np.full((2, 3), value * 16), rtol=1e-5)
+    out = apply(backend, matmul, x, {"w": weight})
+    # 32 roundings, all the same way.
+    np.testing.assert_allclose(out, np.full((2, 3), value * 16), rtol=32 * EPS)
+
+
+def test_linear_takes_a_bias_of_any_type(backend: Any) -> None:
+    x, weight = normal(3, 32), view_of(normal(64, 32))
+    for type in WeightType:
+        bias = view_of(normal(1, 64), type)
+        out = apply(
+            backend,
+            lambda ops, x, w: ops.linear(x, (w["w"],), (w["bias"],)),
+            x,
+            {"w": weight, "bias": bias},
+        )
+        exact = x.astype(float) @ values_of(weight).T + values_of(bias)
+        np.testing.assert_allclose(out, exact, rtol=1e-5, atol=1e-5)
+
+
+# ---- the rest
 
 
 def test_add(backend: Any) -> None:
@@ -111,3 +215,40 @@ def test_only_wanted_rows_come_out(backend: Any) -> None:
     assert (out == x[[0, 3, 19]]).all()
     program.run(batch_of((range(20), 0, [0, 1]), logit_rows=[]))
     assert program.logits() == []
+
+
+@pytest.mark.parametrize("logit_rows", [[0], [19], [2, 3, 11], range(20)])
+def test_operations_on_the_wanted_rows_alone(backend: Any, logit_rows: Any) -> None:
+    """As a model's last norm and head, which follow the selection."""
+    x, weight, norm = normal(20, 64), view_of(normal(70, 64), WeightType.Q8_0), normal(1, 64)
+    table, head, gain = (backend.load_weight(view) for view in (view_of(x), weight, view_of(norm)))
+
+    def forward(ops: Any) -> Any:
+        rows = ops.select_logit_rows(ops.add(ops.embed(table), ops.embed(table)))
+        return ops.linear(ops.rms_norm(rows, gain, 1e-5), (head,))
+
+    program = backend.compile(forward, KvLayout(1, 1, 2, 8), 64)
+    out = run(program, batch_of((range(20), 0, [0, 1]), logit_rows=logit_rows))
+    rows = 2 * x[list(logit_rows)].astype(float)
+    exact = rows / np.sqrt((rows**2).mean(-1, keepdims=True) + 1e-5) * norm @ values_of(weight).T
+    np.testing.assert_allclose(out, exact, rtol=1e-4, atol=1e-4)
+
+
+def test_a_result_that_is_read_twice_stays_valid(backend: Any) -> None:
+    """A sum that feeds a norm and the next sum, as a residual does: the two may be fused, and
+    their storage may be used again, but not before the last reader.
+    """
+    x, square, norm = normal(9, 64), view_of(normal(64, 64, scale=0.1)), normal(1, 64)
+
+    def body(ops: Any, x: Any, w: Any) -> Any:
+        total = ops.add(x, x)
+        normed = ops.rms_norm(total, w["norm"], 1e-5)
+        step = ops.linear(normed, (w["square"],))
+        return ops.add(ops.add(total, step), ops.add(normed, x))
+
+    out = apply(backend, body, x, {"square": square, "norm": view_of(norm)})
+    wide = x.astype(float)
+    total = 2 * wide
+    normed = total / np.sqrt((total**2).mean(-1, keepdims=True) + 1e-5) * norm
+    exact = total + normed @ values_of(square).T + normed + wide
+    np.testing.assert_allclose(out, exact, rtol=1e-5, atol=1e-5)

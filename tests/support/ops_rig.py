@@ -1,7 +1,7 @@
 """Runs pieces of a forward pass: rows go in through `embed`, results come out as logits."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import gguf
 import numpy as np
@@ -21,10 +21,25 @@ from headrace.ops.interface import (
 Array = NDArray[np.float32]
 Body = Callable[[Any, Any, Mapping[str, Any]], Any]  # (ops, input rows, weight handles) -> rows
 
-GGUF_TYPES = {
-    WeightType.Q4_0: gguf.GGMLQuantizationType.Q4_0,
-    WeightType.Q4_1: gguf.GGMLQuantizationType.Q4_1,
-    WeightType.Q8_0: gguf.GGMLQuantizationType.Q8_0,
+GGUF_TYPES = {type: gguf.GGMLQuantizationType[type.name] for type in WeightType}
+
+
+class Block(NamedTuple):
+    """The smallest whole piece of a row of some type."""
+
+    num_values: int
+    num_bytes: int
+    floats: tuple[tuple[Any, int, int, int], ...]  # (unsigned type, exponent bits, first byte, end)
+
+
+_HALF = (np.uint16, 0x7C00)
+BLOCKS = {
+    WeightType.F32: Block(1, 4, ((np.uint32, 0x7F800000, 0, 4),)),
+    WeightType.F16: Block(1, 2, ((*_HALF, 0, 2),)),
+    WeightType.BF16: Block(1, 2, ((np.uint16, 0x7F80, 0, 2),)),
+    WeightType.Q4_0: Block(32, 18, ((*_HALF, 0, 2),)),
+    WeightType.Q4_1: Block(32, 20, ((*_HALF, 0, 2), (*_HALF, 2, 4))),
+    WeightType.Q8_0: Block(32, 34, ((*_HALF, 0, 2),)),
 }
 
 
@@ -43,22 +58,41 @@ def view_of(values: Array, type: WeightType = WeightType.F32) -> TensorView:
     return TensorView("weight", type, rows, cols, memoryview(data))
 
 
+def noise_of(type: WeightType, rows: int, cols: int, rng: np.random.Generator) -> TensorView:
+    """Any bytes at all, but for floats that are not numbers: subnormal and negative scales too."""
+    shape = BLOCKS[type]
+    raw = rng.integers(0, 256, (rows * cols // shape.num_values, shape.num_bytes), np.uint8)
+    for word, exponent, first, end in shape.floats:
+        words = np.ascontiguousarray(raw[:, first:end]).view(word)
+        words[(words & exponent) == exponent] ^= exponent & -exponent
+        raw[:, first:end] = words.view(np.uint8)
+    return TensorView("weight", type, rows, cols, memoryview(raw.tobytes()))
+
+
 def values_of(view: TensorView) -> NDArray[np.float64]:
-    """What a stored weight means, by numpy and the gguf package."""
-    raw = np.frombuffer(view.data, np.uint8)
-    shape = (view.rows, view.cols)
+    """What a stored weight means: exactly, for every product and sum fits float64."""
+    blocks = np.frombuffer(view.data, np.uint8).reshape(-1, BLOCKS[view.type].num_bytes)
+
+    def half(first: int) -> NDArray[np.float64]:
+        return np.ascontiguousarray(blocks[:, first : first + 2]).view(np.float16).astype(float)
+
+    def nibbles(first: int) -> NDArray[np.float64]:
+        return np.hstack([blocks[:, first:] % 16, blocks[:, first:] // 16]).astype(float)
+
     match view.type:
         case WeightType.F32:
-            return raw.view(np.float32).reshape(shape).astype(np.float64)
+            values = blocks.view(np.float32).astype(float)
         case WeightType.F16:
-            return raw.view(np.float16).reshape(shape).astype(np.float64)
+            values = blocks.view(np.float16).astype(float)
         case WeightType.BF16:
-            wide = raw.view(np.uint16).astype(np.uint32) << 16
-            return wide.view(np.float32).reshape(shape).astype(np.float64)
-        case _:
-            blocks = raw.reshape(view.rows, -1)
-            values: Array = gguf.quants.dequantize(blocks, GGUF_TYPES[view.type])
-            return values.astype(np.float64)
+            values = (blocks.view(np.uint16).astype(np.uint32) << 16).view(np.float32).astype(float)
+        case WeightType.Q4_0:
+            values = half(0) * (nibbles(2) - 8)
+        case WeightType.Q4_1:
+            values = half(0) * nibbles(4) + half(2)
+        case WeightType.Q8_0:
+            values = half(0) * blocks[:, 2:].astype(np.int8).astype(float)
+    return values.reshape(view.rows, view.cols)
 
 
 def to_bf16(values: NDArray[Any]) -> Array:
