@@ -13,9 +13,12 @@ inline constexpr int kLanes = 16;
 inline constexpr int kBlockTokens = 16;
 inline constexpr int kMaxHeadDim = 256;
 
-// One pass of online softmax covers this many blocks; passes are merged in order. A fixed length lets several threads
+// One pass of online softmax covers this many tokens; passes are merged in order. A fixed length lets several threads
 // share one long sequence and still give the bits that one thread gives.
-inline constexpr int kSegmentBlocks = 16;
+inline constexpr int kSegmentTokens = 256;
+
+// Tokens that an online softmax takes at a time.
+inline constexpr int kSoftmaxTokens = 64;
 
 // (query, head) rows that share one walk over the keys.
 inline constexpr int kAttentionRows = 48;

@@ -3,6 +3,8 @@
 namespace headrace::HEADRACE_ISA {
 namespace {
 
+HR_INLINE int least(int a, int b) { return a < b ? a : b; }
+
 // ---- Decoders: the weights of 16 outputs at inputs 0, 1, 2, ... of one record, in order ----
 
 struct DecodeF32 {
@@ -103,6 +105,26 @@ HR_INLINE void unrolled(Step& step) {
   }
 }
 
+template <class D>
+struct DecodeStep {
+  D decoder;
+  float* out;
+  template <int K>
+  __attribute__((always_inline)) void at() {
+    store(out + K * kLanes, decoder.template weight<K>());
+  }
+};
+
+// Weights of some records as floats [inputs][16].
+template <class D>
+void decode(const std::byte* records, int num_records, float* out) {
+  constexpr int depth = record_inputs(D::kType);
+  for (int i = 0; i < num_records; ++i) {
+    DecodeStep<D> step{D::open(records + i * record_bytes(D::kType)), out + i * depth * kLanes};
+    unrolled<depth>(step);
+  }
+}
+
 // ---- The register tile: c[r][16] (+)= a[r][k] * b[k][16], k in order ----
 
 template <int R>
@@ -139,84 +161,52 @@ void matmul(int rows, const float* b, size_t b_stride, const float* a, size_t a_
 
 // ---- Few rows: weights are decoded in registers and used at once ----
 
-template <class D, int R, int P>
+template <class D, int R>
 struct DirectStep {
-  D decoder[P];
+  D decoder;
   const float* x;
   size_t x_stride;
-  F acc[R][P];
+  F acc[R];
 
   template <int K>
   __attribute__((always_inline)) void at() {
-    F w[P];
-    for (int p = 0; p < P; ++p) w[p] = decoder[p].template weight<K>();
-    for (int r = 0; r < R; ++r) {
-      const F value = set1(x[r * x_stride + K]);
-      for (int p = 0; p < P; ++p) acc[r][p] = fma(w[p], value, acc[r][p]);
-    }
+    const F w = decoder.template weight<K>();
+    for (int r = 0; r < R; ++r) acc[r] = fma(w, set1(x[r * x_stride + K]), acc[r]);
   }
 };
 
-template <class D>
-void decode(const std::byte* record, int first_record, int num_records, float* out);
-
-template <class D, int R, int P>
+template <class D, int R>
 void direct(const LinearSpan& s, const std::byte* panel, float* sums) {
   constexpr int depth = record_inputs(D::kType);
-  constexpr size_t bytes = record_bytes(D::kType);
   const int full = s.num_inputs / depth;
-  DirectStep<D, R, P> step;
+  DirectStep<D, R> step;
+  step.x = s.x;
   step.x_stride = s.x_stride;
-  for (int r = 0; r < R; ++r)
-    for (int p = 0; p < P; ++p) step.acc[r][p] = zero();
-  for (int i = 0; i < full; ++i) {
-    for (int p = 0; p < P; ++p) step.decoder[p] = D::open(panel + p * s.panel_bytes + i * bytes);
-    step.x = s.x + i * depth;
+  for (int r = 0; r < R; ++r) step.acc[r] = zero();
+  for (int i = 0; i < full; ++i, panel += record_bytes(D::kType), step.x += depth) {
+    step.decoder = D::open(panel);
     unrolled<depth>(step);
   }
   if (const int rest = s.num_inputs - full * depth; rest > 0) {
     alignas(64) float tail[depth * kLanes];
-    for (int p = 0; p < P; ++p) {
-      decode<D>(panel + p * s.panel_bytes, full, 1, tail);
-      for (int k = 0; k < rest; ++k)
-        for (int r = 0; r < R; ++r) {
-          const F value = set1(s.x[r * s.x_stride + full * depth + k]);
-          step.acc[r][p] = fma(load(tail + k * kLanes), value, step.acc[r][p]);
-        }
-    }
+    decode<D>(panel, 1, tail);
+    for (int k = 0; k < rest; ++k)
+      for (int r = 0; r < R; ++r)
+        step.acc[r] = fma(load(tail + k * kLanes), set1(step.x[r * s.x_stride + k]), step.acc[r]);
   }
-  for (int r = 0; r < R; ++r)
-    for (int p = 0; p < P; ++p) store(sums + (p * R + r) * kLanes, step.acc[r][p]);
+  for (int r = 0; r < R; ++r) store(sums + r * kLanes, step.acc[r]);
 }
 
 // ---- Many rows: a stretch of a panel is decoded into the first-level cache and used by all rows ----
 
-template <class D>
-struct DecodeStep {
-  D decoder;
-  float* out;
-  template <int K>
-  __attribute__((always_inline)) void at() {
-    store(out + K * kLanes, decoder.template weight<K>());
-  }
-};
-
-template <class D>
-void decode(const std::byte* panel, int first_record, int num_records, float* out) {
-  constexpr int depth = record_inputs(D::kType);
-  for (int i = 0; i < num_records; ++i) {
-    DecodeStep<D> step{D::open(panel + (first_record + i) * record_bytes(D::kType)), out + i * depth * kLanes};
-    unrolled<depth>(step);
-  }
-}
-
 inline constexpr int kStretch = 256;  // inputs decoded at a time: 16 KiB of the first-level cache
+inline constexpr int kGroupRows = 96;  // rows that share a decoded stretch
 
 // Add bias and residual and write the valid lanes.
 HR_INLINE void finish_panel(const LinearSpan& s, int panel, int rows, const float* sums, size_t sums_stride,
                             int first_row) {
   const int first = panel * kLanes;
-  const int lanes = s.num_outputs - first < kLanes ? s.num_outputs - first : kLanes;
+  const int lanes = least(s.num_outputs - first, kLanes);
   for (int r = 0; r < rows; ++r) {
     const float* sum = sums + r * sums_stride;
     float* out = s.out + (first_row + r) * s.out_stride + first;
@@ -237,20 +227,13 @@ HR_INLINE void finish_panel(const LinearSpan& s, int panel, int rows, const floa
   }
 }
 
-template <class D, int R, int P>
-void direct_panels(const LinearSpan& s, int panel) {
-  alignas(64) float sums[P * R * kLanes];
-  direct<D, R, P>(s, s.panels + panel * s.panel_bytes, sums);
-  for (int p = 0; p < P; ++p) finish_panel(s, panel + p, R, sums + p * R * kLanes, kLanes, 0);
-}
-
-// Two panels at a time where few rows leave the multiply-add units waiting for the previous sum.
 template <class D, int R>
 void direct_rows(const LinearSpan& s) {
-  constexpr int P = R * (kTileRows > 6 ? 1 : 2) <= 4 ? 2 : 1;
-  int panel = 0;
-  for (; panel + P <= s.num_panels; panel += P) direct_panels<D, R, P>(s, panel);
-  for (; panel < s.num_panels; ++panel) direct_panels<D, R, 1>(s, panel);
+  alignas(64) float sums[R * kLanes];
+  for (int panel = 0; panel < s.num_panels; ++panel) {
+    direct<D, R>(s, s.panels + panel * s.panel_bytes, sums);
+    finish_panel(s, panel, R, sums, kLanes, 0);
+  }
 }
 
 template <class D, int R>
@@ -261,24 +244,22 @@ void direct_any(const LinearSpan& s) {
   }
 }
 
-inline constexpr int kGroupRows = 96;  // rows whose sums wait in the second-level cache between stretches
-
 template <class D>
 void decoded(const LinearSpan& s) {
   constexpr int depth = record_inputs(D::kType);
   alignas(64) float stretch[kStretch * kLanes];
   alignas(64) float sums[kGroupRows * kLanes];
-  for (int row = 0; row < s.rows; row += kGroupRows) {
-    const int rows = s.rows - row < kGroupRows ? s.rows - row : kGroupRows;
+  for (int row = 0; row < s.rows; row += kGroupRows)
     for (int panel = 0; panel < s.num_panels; ++panel) {
+      const int rows = least(s.rows - row, kGroupRows);
+      const std::byte* records = s.panels + panel * s.panel_bytes;
       for (int k = 0; k < s.num_inputs; k += kStretch) {
-        const int inputs = s.num_inputs - k < kStretch ? s.num_inputs - k : kStretch;
-        decode<D>(s.panels + panel * s.panel_bytes, k / depth, (inputs + depth - 1) / depth, stretch);
+        const int inputs = least(s.num_inputs - k, kStretch);
+        decode<D>(records + k / depth * record_bytes(D::kType), (inputs + depth - 1) / depth, stretch);
         matmul(rows, stretch, kLanes, s.x + row * s.x_stride + k, s.x_stride, sums, kLanes, inputs, k > 0);
       }
       finish_panel(s, panel, rows, sums, kLanes, row);
     }
-  }
 }
 
 void linear(const LinearSpan& s) {
@@ -294,9 +275,9 @@ void weight_row(WeightType type, const std::byte* panel, int lane, int num_input
     using D = decltype(d);
     constexpr int depth = record_inputs(D::kType);
     alignas(64) float record[depth * kLanes];
-    for (int k = 0; k < num_inputs; k += depth) {
-      decode<D>(panel, k / depth, 1, record);
-      for (int i = 0; i < depth && k + i < num_inputs; ++i) out[k + i] = record[i * kLanes + lane];
+    for (int k = 0; k < num_inputs; k += depth, panel += record_bytes(D::kType)) {
+      decode<D>(panel, 1, record);
+      for (int i = 0; i < least(depth, num_inputs - k); ++i) out[k + i] = record[i * kLanes + lane];
     }
   });
 }

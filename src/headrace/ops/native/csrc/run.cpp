@@ -160,9 +160,7 @@ void Program::run_linear(const Op& op) {
   for (const Part& part : op.parts) panels += part.weight->num_panels();
   const int row_groups = ceil_div(rows, kLinearRows);
   const int64_t cost = static_cast<int64_t>(panels) * kLanes * inputs * rows / 8;
-  // Even groups, because few rows are computed two panels at a time.
-  int group = cost < kSerialCost ? panels : ceil_div(panels * row_groups, kChunksPerThread * pool_.threads());
-  group = (group + 1) / 2 * 2;
+  const int group = cost < kSerialCost ? panels : ceil_div(panels * row_groups, kChunksPerThread * pool_.threads());
   const int panel_groups = ceil_div(panels, group);
   pool_.run(panel_groups * row_groups, [&](int chunk) {
     const int first_row = static_cast<int>(static_cast<int64_t>(rows) * (chunk / panel_groups) / row_groups);
@@ -223,7 +221,7 @@ void Program::plan_attention(const AttentionShape& shape) {
     for (int first = 0; first < rows; first += kAttentionRows) {
       const int count = std::min(kAttentionRows, rows - first);
       const int last = step_.positions[i] + (first + count - 1) / heads;
-      const int segments = last / (kBlockTokens * kSegmentBlocks) + 1;
+      const int segments = last / kSegmentTokens + 1;
       for (int h = 0; h < shape.num_kv_heads; ++h) {
         if (!split || segments == 1) {
           items_.push_back({i, h, first, count, 0, segments, -1});
