@@ -1,16 +1,18 @@
 """Paged attention against a float64 definition, over ragged batches and any block table."""
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 
+from conformance.conftest import NATIVE, make_backend
 from headrace.core.base.plan import BlockCopy
 from headrace.core.base.types import BlockId
 from headrace.ops.interface import AttentionSpec, KvLayout, Rope
 from support.ops_rig import attended, batch_of, compile_rows, run
 
-NUM_BLOCKS = 24
+NUM_BLOCKS = 64
 # Scores differ where a key's bf16 rounding falls the other way for a float32 rotation: one bf16
 # unit (2^-8) of one product among D, weighted by attention, on values of order one.
 TOLERANCE = 8e-3
@@ -46,7 +48,7 @@ def rows_of(spec: AttentionSpec, num_rows: int, seed: int = 0) -> Any:
 @pytest.mark.parametrize("interleaved", [True, False])
 @pytest.mark.parametrize(
     ("num_heads", "num_kv_heads", "dim"),
-    [(1, 1, 8), (9, 3, 64), (4, 4, 16), (8, 1, 32), (6, 2, 80)],
+    [(1, 1, 2), (5, 5, 6), (3, 1, 20), (9, 3, 64), (4, 4, 16), (8, 1, 32), (6, 2, 80), (2, 1, 256)],
 )
 def test_a_whole_prompt(
     backend: Any, interleaved: bool, num_heads: int, num_kv_heads: int, dim: int
@@ -89,6 +91,88 @@ def test_a_ragged_batch_of_prompts_chunks_and_decodes(backend: Any) -> None:
     assert_close(out, np.concatenate([exact[0][49:], exact[1][20:], exact[2]]))
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_any_schedule(backend: Any, seed: int) -> None:
+    """Sequences of random lengths, cut at random, some of them in each step, in any order, over
+    blocks that lie anywhere.
+    """
+    rng = np.random.default_rng(seed)
+    spec = spec_of(4, 2, 16)
+    lengths = rng.integers(1, 80, 4).tolist()
+    rows = rows_of(spec, sum(lengths), seed)
+    firsts = np.cumsum([0, *lengths]).tolist()
+    blocks = rng.permutation(NUM_BLOCKS).tolist()
+    tables = [[blocks.pop() for _ in range(-(-length // 16))] for length in lengths]
+    program = rig(backend, rows, spec)
+    done = [0] * len(lengths)
+    out = np.zeros((sum(lengths), spec.num_heads * spec.head_dim), np.float32)
+    while done != lengths:
+        shares = []
+        for i in rng.permutation(len(lengths)).tolist():
+            size = min(int(rng.choice([0, 1, 1, 7, 16, 33])), lengths[i] - done[i])
+            if size:
+                shares.append((i, done[i], size))
+                done[i] += size
+        if not shares:
+            continue
+        parts = run(
+            program,
+            batch_of(
+                *(
+                    (range(firsts[i] + start, firsts[i] + start + size), start, tables[i])
+                    for i, start, size in shares
+                )
+            ),
+        )
+        for i, start, size in shares:
+            first = firsts[i] + start
+            out[first : first + size], parts = parts[:size], parts[size:]
+    rope = rope_of(16, True)
+    exact = [attended(rows[a:b], spec, rope) for a, b in pairwise(firsts)]
+    assert_close(out, np.concatenate(exact))
+
+
+@pytest.mark.parametrize("length", [63, 64, 65, 255, 256, 257, 600])
+def test_long_contexts(backend: Any, length: int) -> None:
+    """Past every length at which a backend may cut its walk over the keys."""
+    spec = spec_of(4, 2, 16)
+    rows = rows_of(spec, length)
+    program = rig(backend, rows, spec)
+    table = np.random.default_rng(2).permutation(NUM_BLOCKS).tolist()[: -(-length // 16)]
+    prompt = run(program, batch_of((range(length - 1), 0, table)))
+    last = run(program, batch_of(([length - 1], length - 1, table)))
+    assert_close(np.concatenate([prompt, last]), attended(rows, spec, rope_of(16, True)))
+
+
+def test_angles_of_far_positions(backend: Any) -> None:
+    """Frequencies so high that position 39 turns as far as position 40 000 of a real model."""
+    spec = spec_of(2, 1, 8)
+    rows = rows_of(spec, 40)
+    rope = Rope((997.3, 31.7, 1.0, 0.01), False)
+    out = run(
+        compile_rows(
+            backend,
+            lambda ops, x, w: ops.attention(x, 0, spec, rope),
+            rows,
+            kv=KvLayout(1, 1, 8, NUM_BLOCKS),
+        ),
+        batch_of((range(40), 0, range(3))),
+    )
+    assert_close(out, attended(rows, spec, rope))
+
+
+@pytest.mark.parametrize("num_seqs", [3, 18])
+def test_sequences_that_share_a_prefix(backend: Any, num_seqs: int) -> None:
+    spec = spec_of(2, 1, 16)
+    rows = rows_of(spec, 32 + num_seqs)
+    program = rig(backend, rows, spec)
+    run(program, batch_of((range(32), 0, [9, 4])))
+    out = run(program, batch_of(*(([32 + i], 32, [9, 4, 10 + i]) for i in range(num_seqs))))
+    for i in range(num_seqs):
+        own = rows[[*range(32), 32 + i]]
+        assert_close(out[i], attended(own, spec, rope_of(16, True))[-1])
+
+
 def test_layers_do_not_share_a_cache(backend: Any) -> None:
     spec = spec_of(2, 1, 16)
     rows = rows_of(spec, 40)
@@ -106,19 +190,62 @@ def test_layers_do_not_share_a_cache(backend: Any) -> None:
     assert_close(out, attended(rows, spec, rope)[39:])
 
 
-def test_a_copied_block_reads_as_its_source(backend: Any) -> None:
-    spec = spec_of(2, 1, 16)
-    rows = rows_of(spec, 40)
-    program = rig(backend, rows, spec)
-    run(program, batch_of((range(25), 0, [0, 1])))
-    # Another sequence shares block 0 and the first 4 tokens of block 1, then goes its own way.
-    program.copy_blocks([BlockCopy(BlockId(1), BlockId(8), 4)])
-    own = [*range(20), *range(30, 36)]
-    out = run(program, batch_of((own[20:], 20, [0, 8])))
-    assert_close(out, attended(rows[own], spec, rope_of(16, True))[20:])
+@pytest.mark.parametrize("num_shared", [1, 4, 15, 16])
+@pytest.mark.parametrize("num_layers", [1, 3])
+def test_a_copied_block_reads_as_its_source(backend: Any, num_shared: int, num_layers: int) -> None:
+    spec = spec_of(4, 2, 16)
+    rows = rows_of(spec, 50)
+    rope = rope_of(16, True)
+    kv = KvLayout(num_layers, 2, 16, NUM_BLOCKS)
+
+    def forward(ops: Any, x: Any, w: Any) -> Any:
+        return [ops.attention(x, layer, spec, rope) for layer in range(num_layers)][-1]
+
+    program = compile_rows(backend, forward, rows, kv=kv)
+    run(program, batch_of((range(32), 0, [0, 1]), (range(40, 50), 0, [8])))
+    # Another sequence shares block 0 and a part of block 1, then goes its own way.
+    program.copy_blocks([BlockCopy(BlockId(1), BlockId(8), num_shared)])
+    own = [*range(16 + num_shared), *range(34, 40)]
+    table = [0, 8, 9]
+    out = run(program, batch_of((own[16 + num_shared :], 16 + num_shared, table)))
+    assert_close(out, attended(rows[own], spec, rope)[16 + num_shared :])
     # The source is as it was.
-    out = run(program, batch_of((range(25, 26), 25, [0, 1])))
-    assert_close(out, attended(rows[:26], spec, rope_of(16, True))[25:])
+    out = run(program, batch_of(([32], 32, [0, 1, 2])))
+    assert_close(out, attended(rows[:33], spec, rope)[32:])
+
+
+def test_copies_happen_in_order_and_leave_the_rest_of_a_block(backend: Any) -> None:
+    spec = spec_of(2, 1, 16)
+    rows = rows_of(spec, 50)
+    program = rig(backend, rows, spec)
+    run(program, batch_of((range(16), 0, [0]), (range(16, 32), 0, [1]), (range(32, 48), 0, [2])))
+    # Block 2 takes 9 tokens from block 1, which then takes 5 from block 0; a block may be its own
+    # source.
+    copies = ((1, 2, 9), (0, 1, 5), (0, 0, 16))
+    program.copy_blocks([BlockCopy(BlockId(src), BlockId(dst), n) for src, dst, n in copies])
+    out = run(program, batch_of(([48], 16, [0, 4]), ([48], 16, [1, 5]), ([48], 16, [2, 6])))
+    held = (
+        [*range(16)],
+        [*range(5), *range(21, 32)],
+        [*range(16, 25), *range(41, 48)],
+    )
+    for i, tokens in enumerate(held):
+        assert_close(out[i], attended(rows[[*tokens, 48]], spec, rope_of(16, True))[-1])
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf])
+def test_what_a_block_held_before_does_not_leak(backend: Any, poison: float) -> None:
+    """Not even what is no number: nothing times zero takes it away."""
+    spec = spec_of(2, 1, 16)
+    rows = rows_of(spec, 60)
+    rows[40:] = poison
+    program = rig(backend, rows, spec)
+    program.run(batch_of((range(40, 60), 0, [0, 1])))
+    out = run(program, batch_of((range(21), 0, [1, 0])))
+    assert_close(out, attended(rows[:21], spec, rope_of(16, True)))
+    # Nor from a neighbour in the same step.
+    out = run(program, batch_of((range(40, 43), 0, [5]), (range(21), 0, [1, 0])))
+    assert_close(out[3:], attended(rows[:21], spec, rope_of(16, True)))
 
 
 def test_large_scores_do_not_overflow(backend: Any) -> None:
@@ -130,6 +257,28 @@ def test_large_scores_do_not_overflow(backend: Any) -> None:
 
 
 # ---- the same bits, whatever the schedule
+
+
+@pytest.mark.parametrize("name", NATIVE)
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(2, 1), (3, 3)])
+def test_threads_that_share_a_long_sequence_do_not_change_a_bit(
+    name: str, num_heads: int, num_kv_heads: int
+) -> None:
+    """One decode of few heads is cut along its context, where threads would wait otherwise."""
+    spec = spec_of(num_heads, num_kv_heads, 16)
+    rows = rows_of(spec, 600)
+    blocks = np.random.default_rng(2).permutation(NUM_BLOCKS).tolist()
+    table, others = blocks[:38], blocks[38:]
+    outs = []
+    for threads, chunk in ((1, 599), (2, 299), (3, 64)):
+        program = rig(make_backend(name, threads), rows, spec)
+        for start in range(0, 599, chunk):
+            program.run(batch_of((range(start, min(start + chunk, 599)), start, table)))
+        outs.append(run(program, batch_of(([599], 599, table))).tobytes())
+        if threads == 2:
+            together = batch_of(([599], 599, table), *(([i], 0, [b]) for i, b in enumerate(others)))
+            outs.append(run(program, together)[:1].tobytes())
+    assert len(set(outs)) == 1
 
 
 @pytest.mark.parametrize("chunk", [1, 5, 16, 64])

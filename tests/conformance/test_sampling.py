@@ -10,7 +10,7 @@ import pytest
 from headrace.core.base.errors import DeviceError
 from headrace.core.base.plan import SampleSpec
 from headrace.core.base.sampling import SamplingParams
-from headrace.ops.interface import RowRequest
+from headrace.ops.interface import KvLayout, RowRequest
 from headrace.ops.philox import uniform
 from support.ops_rig import batch_of, compile_rows
 
@@ -41,13 +41,13 @@ def chosen(row: Any, spec: SampleSpec) -> int:
         order = order[: params.top_k]
     top = values[order[0]]
     masses = [math.exp((values[token] - top) / params.temperature) for token in order]
-    masses = [mass / sum(masses) for mass in masses]
     masses = [mass for mass in masses if mass >= params.min_p * masses[0]]
+    whole = sum(masses)
     total, kept = 0.0, []
     for mass in masses:
         kept.append(mass)
         total += mass
-        if params.top_p < 1 and total >= params.top_p * sum(masses):
+        if params.top_p < 1 and total >= params.top_p * whole:
             break
     drawn, total = uniform(params.seed, params.choice, spec.position) * sum(kept), 0.0
     for token, mass in zip(order, kept, strict=False):
@@ -70,6 +70,12 @@ CASES = [
     {"temperature": 1.7, "top_k": 1},
     {"temperature": 1.0, "top_p": 0.5},
     {"temperature": 1.0, "top_p": 1e-9},
+    {"temperature": 1.0, "top_p": 1 - 1e-16},
+    {"temperature": 1.0, "top_p": 0.0},
+    {"temperature": 1e-3},
+    {"temperature": 1e-300},
+    {"temperature": 1.0, "top_k": VOCAB + 1},
+    {"temperature": 1.0, "min_p": 1.0},
     {"temperature": 2.0, "min_p": 0.2},
     {"temperature": 0.9, "top_k": 20, "top_p": 0.8, "min_p": 0.05},
     {"temperature": 0.0, "repetition_penalty": 1.7},
@@ -98,18 +104,59 @@ def test_every_parameter_means_what_it_says(backend: Any, case: dict[str, Any]) 
     ]
 
 
-def test_draws_follow_the_distribution(backend: Any) -> None:
-    row = np.log(np.array([[0.5, 0.25, 0.15, 0.1]], np.float32))
-    program = compile_rows(backend, lambda ops, x, w: x, row)
-    program.run(batch_of(([0], 0, [0])))
-    counts = np.zeros(4)
-    num_draws = 4000
-    for position in range(num_draws):
-        spec = SampleSpec(SamplingParams(seed=5), position)
-        counts[program.finish_rows([RowRequest(spec)])[0].token] += 1
-    expected = np.array([0.5, 0.25, 0.15, 0.1]) * num_draws
+@pytest.mark.parametrize(
+    "case",
+    [
+        {"temperature": 1.5},
+        {"temperature": 1.0, "top_p": 0.999},
+        {"temperature": 0.7, "top_k": 700, "top_p": 0.9},
+        {"temperature": 2.0, "min_p": 0.001},
+    ],
+    ids=str,
+)
+def test_a_large_vocabulary(backend: Any, case: dict[str, Any]) -> None:
+    """Large enough that whoever sorts only what is looked at looks at all of it, sometimes."""
+    rows = np.random.default_rng(8).standard_normal((12, 6000)).astype(np.float32)
+    rows[6:] *= 3
+    specs = [SampleSpec(SamplingParams(seed=i, **case), position=i) for i in range(len(rows))]
+    results = finish(backend, rows, [RowRequest(spec, None, 100) for spec in specs])
+    assert [result.token for result in results] == [
+        chosen(row, spec) for row, spec in zip(rows, specs, strict=True)
+    ]
+    for row, result in zip(rows, results, strict=True):
+        best = np.argsort(-row, kind="stable")[:100].tolist()
+        assert [token for token, _ in result.logprob.top] == best
+
+
+@pytest.mark.parametrize("varied", ["seed", "choice", "position"])
+def test_draws_follow_the_distribution(backend: Any, varied: str) -> None:
+    """Over the positions of one sequence, the choices of one request, and requests' seeds."""
+    shares = np.array([0.5, 0.25, 0.15, 0.1])
+    num_draws = 2000
+    fixed = {"seed": 5, "choice": 2, "position": 31}
+    draws = [fixed | {varied: i} for i in range(num_draws)]
+    specs = [
+        SampleSpec(SamplingParams(seed=draw["seed"], choice=draw["choice"]), draw["position"])
+        for draw in draws
+    ]
+    program = compile_rows(
+        backend,
+        lambda ops, x, w: x,
+        np.log(shares, dtype=np.float32)[None],
+        kv=KvLayout(1, 1, 2, 128),
+        max_tokens=num_draws,
+    )
+    program.run(batch_of(([0] * num_draws, 0, range(128))))
+    tokens = [one.token for one in program.finish_rows([RowRequest(spec) for spec in specs])]
+    expected = shares * num_draws
+    counts = np.bincount(tokens, minlength=4)
     # Chi-square with 3 degrees of freedom: 16.3 is passed once in a thousand seeds.
     assert ((counts - expected) ** 2 / expected).sum() < 16.3
+    # Neighbours are independent: as many pairs as the product of their shares says. 15 degrees of
+    # freedom: 37.7 is passed once in a thousand.
+    pairs = np.bincount(4 * np.array(tokens[:-1]) + tokens[1:], minlength=16)
+    expected = np.outer(shares, shares).ravel() * (num_draws - 1)
+    assert ((pairs - expected) ** 2 / expected).sum() < 37.7
 
 
 def test_scores_are_those_of_the_model_itself(backend: Any) -> None:
@@ -141,16 +188,48 @@ def test_all_alternatives_sum_to_one(backend: Any) -> None:
         assert sum(math.exp(value) for _, value in result.logprob.top) == pytest.approx(1)
 
 
-def test_nothing_to_choose_from_is_an_error_not_a_hang(backend: Any) -> None:
-    everything = SampleSpec(SamplingParams(), 1, banned=tuple(range(VOCAB)))
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_nothing_to_choose_from_is_an_error_not_a_hang(backend: Any, temperature: float) -> None:
+    params = SamplingParams(temperature=temperature)
+    everything = RowRequest(SampleSpec(params, 1, banned=tuple(range(VOCAB))))
     with pytest.raises(DeviceError, match="banned"):
-        finish(backend, ROWS[:1], [RowRequest(everything)])
-    broken = ROWS[:1].copy()
-    broken[0, 5] = np.nan
-    for temperature in (0.0, 1.0):
-        spec = SampleSpec(SamplingParams(temperature=temperature), 1)
+        finish(backend, ROWS[:1], [everything])
+    # The last that is left is chosen, however unlikely it was.
+    for token in (0, 9):
+        others = tuple(i for i in range(VOCAB) if i != token)
+        request = RowRequest(SampleSpec(params, 1, banned=others))
+        assert finish(backend, ROWS[:1], [request])[0].token == token
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize(
+    "request_",
+    [
+        RowRequest(SampleSpec(SamplingParams(temperature=0.0), 1)),
+        RowRequest(SampleSpec(SamplingParams(), 1, banned=(5,))),
+        RowRequest(None, 3, 1),
+    ],
+    ids=["greedy", "drawn", "scored"],
+)
+def test_a_row_that_is_no_number_is_named(backend: Any, value: float, request_: RowRequest) -> None:
+    broken = ROWS[:3].copy()
+    broken[1, 5] = value
+    with pytest.raises(DeviceError, match="row 1"):
+        finish(backend, broken, [request_] * 3)
+
+
+@pytest.mark.parametrize("token", [-1, VOCAB])
+def test_tokens_outside_the_vocabulary_are_refused(backend: Any, token: int) -> None:
+    biased = SampleSpec(SamplingParams(logit_bias=((token, 1.0),)), 1)
+    seen = SamplingParams(repetition_penalty=1.5)
+    for spec in (
+        biased,
+        SampleSpec(SamplingParams(), 1, banned=(token,)),
+        SampleSpec(seen, 1, prompt_tokens=(token,)),
+        SampleSpec(seen, 1, output_tokens=(token,)),
+    ):
         with pytest.raises(DeviceError):
-            finish(backend, broken, [RowRequest(spec)])
+            finish(backend, ROWS[:1], [RowRequest(spec)])
 
 
 def test_one_request_for_each_row(backend: Any) -> None:

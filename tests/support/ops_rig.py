@@ -108,7 +108,7 @@ def compile_rows(
     rows: Array,
     weights: Mapping[str, TensorView] | None = None,
     kv: KvLayout | None = None,
-    max_tokens: int = 512,
+    max_tokens: int = 1024,
 ) -> Program:
     """A program whose token i enters as `rows[i]`."""
     table = backend.load_weight(view_of(rows))
@@ -147,7 +147,7 @@ def apply(
     backend: Any, body: Body, rows: Array, weights: Mapping[str, TensorView] | None = None
 ) -> Array:
     """`body` on all rows at once, as one sequence."""
-    program = compile_rows(backend, body, rows, weights, max_tokens=max(512, len(rows)))
+    program = compile_rows(backend, body, rows, weights, max_tokens=max(1024, len(rows)))
     num_blocks = -(-len(rows) // 16)
     return run(program, batch_of((range(len(rows)), 0, range(num_blocks))))
 
