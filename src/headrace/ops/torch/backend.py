@@ -85,9 +85,13 @@ class TorchProgram:
             raise DeviceError(
                 "one request for each logits row", rows=len(self._logits), requests=len(requests)
             )
-        return [
-            finish_row(row, request) for row, request in zip(self._logits, requests, strict=True)
-        ]
+        results = []
+        for row, request in enumerate(requests):
+            try:
+                results.append(finish_row(self._logits[row], request))
+            except ValueError as error:
+                raise DeviceError(f"logits row {row}: {error}") from None
+        return results
 
     def logits(self) -> list[list[float]]:
         rows: list[list[float]] = self._logits.tolist()

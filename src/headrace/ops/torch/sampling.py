@@ -1,11 +1,13 @@
-"""The next token of a logits row: the definition that every backend follows, written plainly."""
+"""The next token of a logits row: the definition that every backend follows, written plainly.
+
+A row from which no token can come raises ValueError, whose text says why.
+"""
 
 from collections import Counter
 
 import torch
 from torch import Tensor
 
-from headrace.core.base.errors import DeviceError
 from headrace.core.base.plan import SampleSpec, TokenLogprob
 from headrace.ops.interface import RowRequest, RowResult
 from headrace.ops.philox import uniform
@@ -14,13 +16,14 @@ from headrace.ops.philox import uniform
 def finish_row(logits: Tensor, request: RowRequest) -> RowResult:
     """Sample from one row [vocab] or score its known next token."""
     if not bool((logits < torch.inf).all()):  # false of a NaN
-        raise DeviceError("logits are not numbers")
+        raise ValueError("not a number")
     if request.sample is not None:
         token = sample(logits, request.sample)
     elif request.target is not None:
-        token = _checked(request.target, logits, "target")
+        token = request.target
+        _check(token, logits)
     else:
-        raise DeviceError("neither a choice nor a token to score")
+        raise ValueError("neither a choice nor a token to score")
     if request.num_top is None:
         return RowResult(token, None)
     return RowResult(token, score(logits, token, request.num_top))
@@ -45,7 +48,7 @@ def sample(logits: Tensor, spec: SampleSpec) -> int:
     order = _descending(adjusted)
     best = adjusted[order[0]]
     if best == -torch.inf:
-        raise DeviceError("every token is banned", position=spec.position)
+        raise ValueError("every token is banned")
     if params.temperature == 0:
         return int(order[0])
     if params.top_k > 0:
@@ -63,25 +66,26 @@ def sample(logits: Tensor, spec: SampleSpec) -> int:
 def adjust(logits: Tensor, spec: SampleSpec) -> Tensor:
     """Logits in float64, after penalties, bias and bans."""
     params = spec.params
+    biased = [token for token, _ in params.logit_bias]
+    for token in (*spec.prompt_tokens, *spec.output_tokens, *biased, *spec.banned):
+        _check(token, logits)
     adjusted = logits.double()
     if params.needs_history:
-        for token in {*spec.prompt_tokens, *spec.output_tokens}:
-            before = adjusted[_checked(token, logits, "token")]
-            factor = params.repetition_penalty
-            adjusted[token] = before / factor if before > 0 else before * factor
+        seen = list({*spec.prompt_tokens, *spec.output_tokens})
+        before, factor = adjusted[seen], params.repetition_penalty
+        adjusted[seen] = torch.where(before > 0, before / factor, before * factor)
         for token, count in Counter(spec.output_tokens).items():
-            adjusted[token] -= params.frequency_penalty * count + params.presence_penalty
+            adjusted[token] -= params.frequency_penalty * count
+            adjusted[token] -= params.presence_penalty
     for token, bias in params.logit_bias:
-        adjusted[_checked(token, logits, "biased token")] += bias
-    for token in spec.banned:
-        adjusted[_checked(token, logits, "banned token")] = -torch.inf
+        adjusted[token] += bias
+    adjusted[list(spec.banned)] = -torch.inf
     return adjusted
 
 
-def _checked(token: int, logits: Tensor, what: str) -> int:
+def _check(token: int, logits: Tensor) -> None:
     if not 0 <= token < len(logits):
-        raise DeviceError(f"{what} is outside the vocabulary", token=token, limit=len(logits))
-    return token
+        raise ValueError(f"token {token} is outside the vocabulary of {len(logits)}")
 
 
 def _descending(values: Tensor) -> Tensor:
