@@ -96,8 +96,7 @@ def test_laws(seed: int) -> None:
     scheduler = bench.core.config.scheduler
     for plan in bench.plans:
         assert len(plan.seqs) <= scheduler.max_running_seqs
-        if scheduler.budget == "fixed":
-            assert plan.num_tokens <= scheduler.step_tokens
+        assert plan.num_tokens <= scheduler.step_tokens
     assert bench.core.stats().num_pinned_blocks == 0
 
 

@@ -73,15 +73,16 @@ def step_budget(config: SchedulerConfig, cost: CostModel, running: Iterable[Sequ
             StepShape(num_tokens, num_decode + 1, num_decode + 1, pairs, num_kv + num_prefill)
         )
 
-    low, high = num_decode, max(num_decode, config.step_tokens)
+    low, high = num_decode, config.step_tokens
     while low < high:
         middle = (low + high + 1) // 2
         if predicted_ns(middle) <= target_ns:
             low = middle
         else:
             high = middle - 1
-    # One token of prefill at least, or a target that cannot be met would starve every prompt.
-    return max(low, num_decode + 1)
+    # One token of prefill at least, or a target that cannot be met would starve every prompt; but
+    # no step is larger than the executor was built for.
+    return min(max(low, num_decode + 1), config.step_tokens)
 
 
 # ---- admission: the length up to which a new sequence must find room

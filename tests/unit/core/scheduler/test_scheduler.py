@@ -176,6 +176,14 @@ def test_the_itl_budget_is_the_largest_that_keeps_the_target() -> None:
     assert shares(bench.plan) == {2: 1, 3: 1}
 
 
+def test_the_itl_budget_never_exceeds_what_a_step_may_hold() -> None:
+    bench = Bench(step_tokens=4, budget="itl", itl_target_ms=100.0)
+    bench.handle(Arrive(tuple(bench.seq((i,), max_tokens=9) for i in range(12))))
+    bench.run()
+    assert max(plan.num_tokens for plan in bench.plans) == 4
+    bench.assert_outputs()
+
+
 def test_min_tokens_bans_what_would_end_the_text() -> None:
     bench = Bench()
     bench.handle(
