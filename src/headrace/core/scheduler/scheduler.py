@@ -177,7 +177,7 @@ class Scheduler:
 
     def _make_room(self, seq: Sequence, num_tokens: int, step: "_Step", now: Ns) -> bool:
         """Let the sequence grow at the cost of others; False = it had to be preempted itself."""
-        while not self._grow(seq, num_tokens):
+        while not self._grow(seq, num_tokens, step):
             others = (
                 other
                 for other in self._running.values()
@@ -195,7 +195,7 @@ class Scheduler:
                 return False
         return True
 
-    def _grow(self, seq: Sequence, num_tokens: int) -> bool:
+    def _grow(self, seq: Sequence, num_tokens: int, step: "_Step") -> bool:
         """Reserve what is not promised to protected sequences, of which this may be one."""
         num_missing = self._kv.blocks_for(num_tokens) - self._kv.num_held(seq.seq_id)
         if num_missing <= 0:
@@ -205,15 +205,16 @@ class Scheduler:
                 raise InvariantError(
                     "promised blocks are gone", seq_id=seq.seq_id, num_missing=num_missing
                 )
+            step.num_kept = None
             return True
-        kept = sum(
-            self._num_promised(other)
-            for other in self._running.values()
-            if is_protected(self._config, other)
-        )
-        return num_missing <= self._kv.num_available - kept and self._kv.reserve(
-            seq.seq_id, num_tokens
-        )
+        if step.num_kept is None:
+            step.num_kept = sum(
+                self._num_promised(other)
+                for other in self._running.values()
+                if is_protected(self._config, other)
+            )
+        has_room = num_missing <= self._kv.num_available - step.num_kept
+        return has_room and self._kv.reserve(seq.seq_id, num_tokens)
 
     # ---- waiting sequences
 
@@ -346,7 +347,7 @@ class Scheduler:
 class _Step:
     """A step in the making."""
 
-    __slots__ = ("budget", "copies", "effects", "has_preempted", "seqs")
+    __slots__ = ("budget", "copies", "effects", "has_preempted", "num_kept", "seqs")
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
@@ -354,6 +355,8 @@ class _Step:
         self.copies: list[BlockCopy] = []
         self.effects: list[EngineEffect] = []
         self.has_preempted = False
+        # Blocks promised to protected sequences; None = to be counted anew.
+        self.num_kept: int | None = None
 
 
 def _queue_key(seq: Sequence) -> tuple[float, int]:
