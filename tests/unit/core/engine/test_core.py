@@ -7,6 +7,7 @@ from headrace.core.base.events import Arrive, CallAt, Cancel, Finish, KvChanged,
 from headrace.core.base.plan import StepResult
 from headrace.core.base.request import FinishReason, Slo
 from headrace.core.base.types import Ns, SeqId, StepId
+from headrace.core.kv.names import BlockChain, root_name
 from support.fake_device import VOCAB, Bench, expected_output
 
 
@@ -178,6 +179,22 @@ def test_kv_changes_are_told() -> None:
     bench.handle(Arrive((bench.seq(tuple(range(9)), max_tokens=1),)))
     changes = [e for e in bench.step() if isinstance(e, KvChanged)]
     assert [len(change.changes) for change in changes] == [2]
+
+
+@pytest.mark.parametrize("fields", [{}, {"salt": "alice"}, {"salt": "bob"}, {"adapter": "a"}])
+def test_blocks_are_named_by_all_that_decides_their_content(fields: dict[str, str]) -> None:
+    bench = Bench()
+    prompt = tuple(range(9))
+    bench.handle(Arrive((bench.seq(prompt, max_tokens=1),)))
+    bench.run()
+    spec = bench.seq(prompt, max_tokens=1, **fields)
+    bench.handle(Arrive((spec,)))
+    changes = [change for e in bench.step() if isinstance(e, KvChanged) for change in e.changes]
+    chain = BlockChain(root_name("fake", "bf16", 4, spec.adapter, spec.salt), 4)
+    chain.extend(prompt)
+    # Without fields it is the first sequence again, and finds everything.
+    assert [change.name for change in changes] == (chain.names if fields else [])
+    assert bench.core.stats().num_hit_tokens == (0 if fields else 8)
 
 
 def test_our_own_bugs_are_loud() -> None:
