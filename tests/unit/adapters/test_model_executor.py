@@ -2,7 +2,9 @@
 
 import queue
 import threading
+import weakref
 from collections.abc import Sequence
+from itertools import count
 from typing import Any
 
 import pytest
@@ -17,28 +19,35 @@ from headrace.ops.interface import KvLayout, RowRequest, RowResult, StepBatch
 
 
 class RecordingProgram:
-    """Answers each row with its request's target, or 100 + the position to sample."""
+    """Answers each row with its request's target, or 100 + the position to sample.
+
+    `faults` are raised by the call they name, once; a pass waits for `may_run`.
+    """
 
     def __init__(self) -> None:
         self.calls: list[str] = []
-        self.batch: StepBatch | None = None
-        self.fault: Exception | None = None
+        self.faults: dict[str, Exception] = {}
+        self.may_run = threading.Event()
+        self.may_run.set()
 
     def run(self, batch: StepBatch) -> None:
-        self.calls.append("run")
-        self.batch = batch
-        if self.fault is not None:
-            raise self.fault
+        assert self.may_run.wait(10)
+        self._called("run")
 
     def finish_rows(self, requests: Sequence[RowRequest]) -> list[RowResult]:
-        self.calls.append("finish")
+        self._called("finish")
         return [RowResult(_token(request), _score(request)) for request in requests]
 
     def logits(self) -> list[list[float]]:
         return []
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
-        self.calls.append("copy")
+        self._called("copy")
+
+    def _called(self, name: str) -> None:
+        self.calls.append(name)
+        if name in self.faults:
+            raise self.faults.pop(name)
 
 
 def _token(request: RowRequest) -> int:
@@ -154,23 +163,28 @@ def test_a_step_without_wanted_rows_asks_for_none() -> None:
     assert backend.program.calls == ["run"]
 
 
-@pytest.mark.parametrize("fault", [DeviceError("no room\nhint: less"), ValueError(), KeyError(1)])
-def test_a_fault_fails_its_step_and_no_other(fault: Exception) -> None:
+@pytest.mark.parametrize("where", ["copy", "run", "finish"])
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (DeviceError("no room", hint="less", row=3), "no room (row=3)"),
+        (ValueError(), "ValueError"),
+        (KeyError(1), "1"),
+    ],
+)
+def test_a_fault_fails_its_step_and_no_other(where: str, fault: Exception, message: str) -> None:
     backend = RecordingBackend()
     executor = executor_of(backend)
-    backend.program.fault = fault
-    failed = run(executor, PLAN)
-    assert isinstance(failed, StepFailed)
-    assert failed.step_id == 4
-    assert failed.error
-    assert "\n" not in failed.error
-    backend.program.fault = None
-    assert isinstance(run(executor, PLAN), StepDone)
+    backend.program.faults[where] = fault
+    plan = StepPlan(StepId(4), PLAN.seqs, (BlockCopy(BlockId(0), BlockId(1), 3),))
+    assert run(executor, plan) == StepFailed(StepId(4), message)
+    assert isinstance(run(executor, plan), StepDone)
     executor.close()
 
 
-def test_results_come_from_another_thread_and_close_ends_it() -> None:
-    executor = executor_of(RecordingBackend())
+def test_start_does_not_wait_and_results_come_from_another_thread() -> None:
+    backend = RecordingBackend()
+    executor = executor_of(backend)
     threads: list[threading.Thread] = []
     done = threading.Event()
 
@@ -178,12 +192,55 @@ def test_results_come_from_another_thread_and_close_ends_it() -> None:
         threads.append(threading.current_thread())
         done.set()
 
+    backend.program.may_run.clear()
     executor.start(PLAN, on_done)
+    assert not threads
+    backend.program.may_run.set()
     assert done.wait(10)
     executor.close()
-    executor.close()
+    assert len(threads) == 1
     assert threads[0] is not threading.current_thread()
     assert not threads[0].is_alive()
+
+
+def test_the_time_of_a_step_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = executor_of(RecordingBackend())
+    ticks = count(1_000, 77)
+    monkeypatch.setattr("headrace.adapters.executors.model.time.monotonic_ns", lambda: next(ticks))
+    done = run(executor, PLAN)
+    monkeypatch.undo()
+    executor.close()
+    assert isinstance(done, StepDone)
+    assert done.result.elapsed_ns == 77
+
+
+def test_close_finishes_the_step_and_frees_the_device() -> None:
+    backend = RecordingBackend()
+    executor = executor_of(backend)
+    done: queue.SimpleQueue[StepDone | StepFailed] = queue.SimpleQueue()
+    backend.program.may_run.clear()
+    executor.start(PLAN, done.put)
+    threading.Timer(0.01, backend.program.may_run.set).start()
+    executor.close()
+    assert isinstance(done.get_nowait(), StepDone)
+    executor.close()
+    with pytest.raises(DeviceError, match="closed"):
+        executor.start(PLAN, done.put)
+    assert done.empty()
+    program = weakref.ref(backend.program)
+    del backend
+    assert program() is None
+
+
+def test_a_model_that_does_not_fit_leaves_no_thread() -> None:
+    class FullBackend(RecordingBackend):
+        def compile(self, forward: object, kv: KvLayout, max_tokens: int) -> RecordingProgram:
+            raise DeviceError("the KV pool does not fit")
+
+    threads = {*threading.enumerate()}
+    with pytest.raises(DeviceError, match="fit"):
+        executor_of(FullBackend())
+    assert {*threading.enumerate()} <= threads
 
 
 def test_what_the_core_is_told() -> None:
