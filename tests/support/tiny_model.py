@@ -2,21 +2,51 @@
 
 import struct
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import prod
 from pathlib import Path
 from random import Random
 
-from support.model_files import F16, F32, Q8_0, byte_vocabulary, gguf_bytes, llama_metadata
+from headrace.models.llama_files import FOLDER_NAMES, GGUF_NAMES
+from support.model_files import (
+    F16,
+    F32,
+    Q4_0,
+    Q4_1,
+    Q8_0,
+    byte_vocabulary,
+    gguf_bytes,
+    llama_config,
+    llama_metadata,
+    shard_bytes,
+    tokenizer_json,
+    write,
+)
 
 HIDDEN, MLP, HEADS, KV_HEADS, LAYERS, CONTEXT = 64, 128, 4, 2, 2, 512
 VOCAB = len(byte_vocabulary()[0])
 BLOCK_BYTES = 2 * 2 * LAYERS * KV_HEADS * (HIDDEN // HEADS) * 16
+BF16 = 30
+
+# (field of LlamaNames, GGUF type, shape) of a layer's matrices.
+MATRICES = (
+    ("q", Q8_0, [HIDDEN, HIDDEN]),
+    ("k", F16, [HIDDEN // HEADS * KV_HEADS, HIDDEN]),
+    ("v", F32, [HIDDEN // HEADS * KV_HEADS, HIDDEN]),
+    ("attention_output", Q8_0, [HIDDEN, HIDDEN]),
+    ("gate", Q8_0, [MLP, HIDDEN]),
+    ("up", F16, [MLP, HIDDEN]),
+    ("down", Q8_0, [HIDDEN, MLP]),
+)
+
+Tensor = tuple[int, Sequence[int], bytes]  # GGUF type, row-major shape, data
 
 
-def write_tiny_model(path: Path, *, seed: int = 0) -> Path:
-    """A GGUF file. Its text is noise, but as sensitive to every input as a real model's."""
-    rng = Random(seed)
+def write_tiny_model(path: Path, *, seed: int = 0, matrices: int | None = None) -> Path:
+    """A GGUF file, whose matrices are of several types or all of the GGUF type `matrices`.
+
+    Its text is noise, but as sensitive to every input as a real model's.
+    """
     metadata = llama_metadata(
         llama__block_count=LAYERS,
         llama__context_length=CONTEXT,
@@ -25,41 +55,77 @@ def write_tiny_model(path: Path, *, seed: int = 0) -> Path:
         llama__attention__head_count=HEADS,
         llama__attention__head_count_kv=KV_HEADS,
     )
-    kv = HIDDEN // HEADS * KV_HEADS
     tensors = {
-        "token_embd.weight": _random(rng, Q8_0, [VOCAB, HIDDEN], 1.0),
-        "output_norm.weight": _random(rng, F32, [HIDDEN], 0.1, around=1.0),
+        (GGUF_NAMES.layer.format(layer) if layer >= 0 else "") + f"{getattr(GGUF_NAMES, name)}"
+        ".weight": tensor
+        for layer, name, tensor in _tensors(Random(seed), matrices)
     }
-    for layer in range(LAYERS):
-        for name, kind, shape in (
-            ("attn_q", Q8_0, [HIDDEN, HIDDEN]),
-            ("attn_k", F16, [kv, HIDDEN]),
-            ("attn_v", F32, [kv, HIDDEN]),
-            ("attn_output", Q8_0, [HIDDEN, HIDDEN]),
-            ("ffn_gate", Q8_0, [MLP, HIDDEN]),
-            ("ffn_up", F16, [MLP, HIDDEN]),
-            ("ffn_down", Q8_0, [HIDDEN, MLP]),
-        ):
-            scale = 2.0 / shape[1] ** 0.5
-            tensors[f"blk.{layer}.{name}.weight"] = _random(rng, kind, shape, scale)
-        for name in ("attn_norm", "ffn_norm"):
-            tensors[f"blk.{layer}.{name}.weight"] = _random(rng, F32, [HIDDEN], 0.1, around=1.0)
     path.write_bytes(gguf_bytes(metadata, tensors))
     return path
 
 
+def write_tiny_folder(folder: Path, *, seed: int = 0) -> Path:
+    """The same family as a folder of safetensors in bf16."""
+    folder.mkdir(exist_ok=True)
+    config = llama_config(
+        hidden_size=HIDDEN,
+        intermediate_size=MLP,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        num_key_value_heads=KV_HEADS,
+        max_position_embeddings=CONTEXT,
+    )
+    tensors = {
+        (FOLDER_NAMES.layer.format(layer) if layer >= 0 else "") + f"{getattr(FOLDER_NAMES, name)}"
+        ".weight": ("BF16", shape, data)
+        for layer, name, (_, shape, data) in _tensors(Random(seed), BF16, BF16)
+    }
+    write(folder / "config.json", config)
+    write(folder / "tokenizer.json", tokenizer_json())
+    write(folder / "model.safetensors", shard_bytes(tensors))
+    return folder
+
+
+def _tensors(
+    rng: Random, matrices: int | None, vectors: int = F32
+) -> Iterator[tuple[int, str, Tensor]]:
+    """(layer or -1, field of LlamaNames, tensor)."""
+
+    def norm() -> Tensor:
+        return _random(rng, vectors, [HIDDEN], 0.1, around=1.0)
+
+    yield -1, "embedding", _random(rng, Q8_0 if matrices is None else matrices, [VOCAB, HIDDEN], 1)
+    yield -1, "norm", norm()
+    for layer in range(LAYERS):
+        for name, kind, shape in MATRICES:
+            scale = 2.0 / shape[1] ** 0.5
+            kind = kind if matrices is None else matrices
+            yield layer, name, _random(rng, kind, shape, scale)
+        yield layer, "attention_norm", norm()
+        yield layer, "mlp_norm", norm()
+
+
 def _random(
     rng: Random, kind: int, shape: Sequence[int], scale: float, *, around: float = 0.0
-) -> tuple[int, Sequence[int], bytes]:
+) -> Tensor:
     count = prod(shape)
+    if kind in (Q8_0, Q4_0, Q4_1):
+        blocks = (_random_block(rng, kind, scale) for _ in range(count // 32))
+        return kind, shape, b"".join(blocks)
     values = [around + scale * rng.gauss(0.0, 1.0) for _ in range(count)]
-    if kind == F32:
-        return kind, shape, array("f", values).tobytes()
     if kind == F16:
         return kind, shape, struct.pack(f"<{count}e", *values)
-    # Q8_0: blocks of 32 values, each a float16 scale and 32 signed bytes.
-    blocks = (
-        struct.pack("<e32b", 4.0 * scale / 127, *(rng.randrange(-127, 128) for _ in range(32)))
-        for _ in range(count // 32)
-    )
-    return kind, shape, b"".join(blocks)
+    data = array("f", values).tobytes()
+    if kind == BF16:
+        data = b"".join(data[i + 2 : i + 4] for i in range(0, len(data), 4))
+    return kind, shape, data
+
+
+def _random_block(rng: Random, kind: int, scale: float) -> bytes:
+    """32 values of about the same spread in each type: a scale, for Q4_1 a minimum, integers."""
+    if kind == Q8_0:
+        ints = (rng.randrange(-127, 128) for _ in range(32))
+        return struct.pack("<e32b", 4.0 * scale / 127, *ints)
+    step = scale * rng.uniform(0.4, 0.6)
+    floats = struct.pack("<e", step) if kind == Q4_0 else struct.pack("<ee", step, -7.5 * step)
+    return floats + rng.randbytes(16)
