@@ -56,13 +56,23 @@ def greedy(
     return answers
 
 
+def forced(
+    program: Program, prompt: Sequence[int], tokens: Sequence[int], *, num_top: int
+) -> list[RowResult]:
+    """What `greedy` finds after `prompt` as long as it takes `tokens`, in a single step."""
+    known = [*prompt, *tokens[:-1]]
+    table = [BlockId(i) for i in range(-(-len(known) // BLOCK_SIZE))]
+    _run(program, [known], [0], [table], rows=range(len(prompt) - 1, len(known)))
+    return program.finish_rows([RowRequest(None, target=t, num_top=num_top) for t in tokens])
+
+
 def log_likelihoods(program: Program, tokens: Sequence[int], chunk_tokens: int) -> list[float]:
     """Log probability of every token but the first, given those before it."""
     table = [BlockId(i) for i in range(-(-len(tokens) // BLOCK_SIZE))]
     found: list[float] = []
     for start in range(0, len(tokens) - 1, chunk_tokens):
         chunk = list(tokens[start : min(start + chunk_tokens, len(tokens) - 1)])
-        _run(program, [chunk], [start], [table], all_rows=True)
+        _run(program, [chunk], [start], [table], rows=range(len(chunk)))
         targets = tokens[start + 1 : start + 1 + len(chunk)]
         results = program.finish_rows([RowRequest(None, target=t, num_top=0) for t in targets])
         found += [result.logprob.logprob for result in results if result.logprob is not None]
@@ -75,18 +85,18 @@ def _run(
     positions: Sequence[int],
     tables: Sequence[Sequence[BlockId]],
     *,
-    all_rows: bool = False,
+    rows: Sequence[int] | None = None,
 ) -> None:
     starts = [0]
     for chunk in chunks:
         starts.append(starts[-1] + len(chunk))
-    rows = range(starts[-1]) if all_rows else [end - 1 for end in starts[1:]]
+    last_rows = [end - 1 for end in starts[1:]]
     program.run(
         StepBatch(
             tokens=[token for chunk in chunks for token in chunk],
             token_starts=starts,
             positions=positions,
             block_tables=tables,
-            logit_rows=list(rows),
+            logit_rows=last_rows if rows is None else list(rows),
         )
     )
