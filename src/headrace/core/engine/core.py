@@ -34,7 +34,8 @@ from headrace.core.kv.names import BlockChain, root_name
 from headrace.core.scheduler.scheduler import Scheduler
 from headrace.core.scheduler.sequence import Sequence
 
-# A sequence whose steps fail this often ends with an error: it may be what makes them fail.
+# A sequence whose steps fail this often without a token between ends with an error: it may be what
+# makes them fail.
 MAX_STEP_FAILURES = 3
 
 
@@ -148,8 +149,12 @@ class EngineCore:
         self._num_arrived += 1
         self._seqs[spec.seq_id] = seq
         self._scheduler.add(seq, now)
-        if spec.deadline_ns is not None:
-            effects.append(CallAt(max(spec.deadline_ns, now), spec.seq_id))
+        if spec.deadline_ns is None:
+            return
+        if spec.deadline_ns <= now:
+            self._finish(seq, FinishReason.DEADLINE, effects)
+        else:
+            effects.append(CallAt(spec.deadline_ns, spec.seq_id))
 
     # ---- results
 
@@ -175,6 +180,7 @@ class EngineCore:
         if sampled or scores:
             effects.append(Emit(seq.seq_id, sampled, outcome.logprobs, scores))
         if sampled:
+            seq.num_failures = 0
             self._end_if_complete(seq, sampled[-1], effects)
 
     def _end_if_complete(self, seq: Sequence, token: int, effects: list[EngineEffect]) -> None:
@@ -189,7 +195,7 @@ class EngineCore:
 
     def _step_failed(self, now: Ns, step_id: int, error: str, effects: list[EngineEffect]) -> None:
         """Nothing of a failed step counts: its sequences are recomputed, and given up when it
-        happens again.
+        happens again and again.
         """
         for share in self._take_plan(step_id).seqs:
             seq = self._seqs[share.seq_id]

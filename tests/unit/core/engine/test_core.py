@@ -143,6 +143,15 @@ def test_a_deadline_ends_a_waiting_sequence_without_any_prefill() -> None:
     assert late.seq_id not in {seq.seq_id for plan in bench.plans for seq in plan.seqs}
 
 
+def test_a_deadline_that_has_passed_is_the_end_before_any_step() -> None:
+    bench = Bench()
+    late = bench.seq((2,) * 8, max_tokens=5, deadline_ns=Ns(10))
+    bench.handle(Arrive((late,)))
+    assert bench.finished[late.seq_id].reason == "deadline"
+    assert not bench.plans
+    assert bench.core.is_idle
+
+
 def test_a_failed_step_is_computed_again() -> None:
     bench = Bench()
     bench.handle(Arrive((bench.seq((1, 2, 3), max_tokens=5),)))
@@ -161,6 +170,18 @@ def test_a_step_that_always_fails_ends_its_sequences_with_the_error() -> None:
     finish = bench.finished[SeqId(0)]
     assert (finish.reason, finish.error) == ("error", "device on fire")
     assert bench.core.is_idle
+
+
+def test_failures_far_apart_end_nothing() -> None:
+    bench = Bench()
+    bench.handle(Arrive((bench.seq((1, 2, 3), max_tokens=20),)))
+    for _ in range(5):
+        bench.step()
+        bench.fail_step()
+        bench.fail_step()
+    bench.run()
+    assert bench.finished[SeqId(0)].reason == "length"
+    bench.assert_outputs()
 
 
 def test_prompt_scores_come_once_though_the_prompt_is_recomputed() -> None:
