@@ -105,7 +105,7 @@ def make_backend(device: DeviceConfig) -> Backend[Any, Any]:
         except ImportError as error:
             raise ConfigError(
                 f"the torch backend is not installed: {error}",
-                hint='pip install "headrace[torch]", or use the native backend',
+                hint="pip install '.[torch]' in headrace's checkout, or use the native backend",
             ) from error
         return TorchBackend()
     try:

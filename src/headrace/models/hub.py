@@ -245,7 +245,7 @@ def _from_hub(name: str) -> Path:
         return Path(hub.snapshot_download(repository, allow_patterns=_HUB_FILES))
     except Exception as error:
         # Its errors come from several libraries; the first line of each says what happened.
-        why = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        why = (str(error).strip().splitlines() or [type(error).__name__])[0].removeprefix("Got: ")
         raise ConfigError(
             f"{name}: no such path here, and the hub does not give it: {why}",
             hint="check the name and the network, or " + _INSTEAD,

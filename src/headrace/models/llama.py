@@ -153,7 +153,7 @@ def _checked_length(weights: WeightReader[W], context: int, asked: int) -> int:
     if asked > context:
         raise ConfigError(
             f"{weights.path}: the model's context is {context} tokens, {asked} are asked for",
-            hint="lower model.max_model_len",
+            hint=f"the most is --max-model-len {context}",
         )
     return asked or context
 

@@ -121,7 +121,7 @@ def test_a_file_that_cannot_be_read(content: bytes | None, capsys: Capture, tmp_
 def test_the_model_fills_in_what_depends_on_it(capsys: Capture, tmp_path: Path) -> None:
     path = write_tiny_model(tmp_path / "tiny.gguf")
     figures = explain(capsys, str(path), "--max-running-seqs", "4")
-    assert figures["model.path"]["source"] == "flag --model"
+    assert figures["model.path"]["source"] == "argument MODEL"
     assert figures["model.name"]["value"] == "tiny"
     assert figures["model.max_model_len"]["value"] == 512
     assert figures["kv.memory_bytes"]["value"] == 4 * 32 * 4096

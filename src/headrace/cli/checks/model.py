@@ -78,5 +78,5 @@ def _absent(asked: str) -> Check:
 
 def _fits(kv: KvPlan) -> Iterator[Check]:
     memory, figures = memory_figures(kv.ledger), kv_figures(kv)
-    detail = f"{memory_facts(memory)['KV pool'].strip()} {kv_facts(figures)['fits']}"
+    detail = f"{memory_facts(memory)['KV pool'].strip()}, {kv_facts(figures)['fits']}"
     yield Check("KV", Status.OK, detail, data={"memory": memory, "kv": figures})

@@ -52,7 +52,7 @@ def check_torch(config: Config) -> Iterator[Check]:
         version = metadata.version("torch")
         yield Check("torch", Status.OK, f"{version} is installed", data={"version": version})
     elif config.device.backend == "torch":
-        hint = "pip install 'headrace[torch]', or --backend native"
+        hint = "pip install '.[torch]' in headrace's checkout, or --backend native"
         yield Check("torch", Status.FAIL, "not installed, but chosen as backend", hint)
     else:
         yield Check("torch", Status.OK, "not installed, and not needed", data={"version": None})

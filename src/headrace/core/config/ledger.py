@@ -173,6 +173,6 @@ def _too_small(
 
 def _rest(ledger: ByteLedger) -> str:
     return (
-        f"weights of {format_bytes(ledger.weights)} and activations and the rest of"
-        f" {format_bytes(ledger.total - ledger.weights)}"
+        f"weights ({format_bytes(ledger.weights)}), activations and other buffers"
+        f" ({format_bytes(ledger.total - ledger.weights)})"
     )

@@ -53,7 +53,8 @@ def layers_from_flags(values: Mapping[str, object]) -> list[Layer]:
         if raw is not None:
             setting = SETTINGS[key]
             values_ = {setting.section: {setting.name: raw}}
-            layers.append(Layer(f"flag {setting.flag}", values_))
+            given = "argument MODEL" if key == "model.path" else f"flag {setting.flag}"
+            layers.append(Layer(given, values_))
     return layers
 
 
