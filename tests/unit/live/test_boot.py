@@ -148,7 +148,7 @@ def test_a_log_that_cannot_be_written_closes_the_executor(
 
 
 @pytest.mark.parametrize(
-    ("backend", "hint"), [("torch", r"headrace\[torch\]"), ("native", "pip install")]
+    ("backend", "hint"), [("torch", r"\.\[torch\]"), ("native", "pip install")]
 )
 def test_a_backend_that_is_not_installed_says_how_to_get_it(
     backend: str, hint: str, monkeypatch: pytest.MonkeyPatch
