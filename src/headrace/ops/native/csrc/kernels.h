@@ -47,7 +47,7 @@ constexpr size_t record_bytes(WeightType type) {
 }
 
 // Some rows times some panels of one weight: out[r][n] = chain over k of fma(w[n][k], x[r][k], acc), acc = 0 at first,
-// then + bias[n] and + residual[r][n] where given.
+// then + bias[n] where given.
 struct LinearSpan {
   WeightType type;
   const std::byte* panels;
@@ -61,9 +61,7 @@ struct LinearSpan {
   int rows;
   float* out;
   size_t out_stride;
-  const float* bias;      // of the first panel's first output; may be null
-  const float* residual;  // may be null
-  size_t residual_stride;
+  const float* bias;  // of the first panel's first output; may be null
 };
 
 // One row of q, k, v: rotate q into `q_out`; rotate k and append k and v, rounded to bf16, to a KV block.

@@ -9,7 +9,7 @@ namespace headrace {
 namespace avx512 {
 namespace {
 
-#ifdef __AVX512BF16__
+#if defined(__AVX512BF16__) || defined(HEADRACE_EMULATE_AVX512)
 // acc += w[2i] x[2i] + w[2i + 1] x[2i + 1], inputs in bf16, pairs in order.
 template <int R>
 void dot_rows(const LinearSpan& s, const std::byte* panel, const uint16_t* x, float* sums) {
@@ -43,7 +43,7 @@ void linear_bf16(const LinearSpan& s) {
     for (int t = 0, row = 0; t < num_tiles; ++t) {
       const int height = (s.rows - row) / (num_tiles - t);
       dot_any(height, s, s.panels + panel * s.panel_bytes, s.x_bf16 + row * s.x_stride, sums);
-      finish_panel(s, panel, height, sums, kLanes, row);
+      finish_panel(s, panel, height, sums, row);
       row += height;
     }
   }

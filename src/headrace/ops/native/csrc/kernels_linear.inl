@@ -202,27 +202,16 @@ void direct(const LinearSpan& s, const std::byte* panel, float* sums) {
 inline constexpr int kStretch = 256;  // inputs decoded at a time: 16 KiB of the first-level cache
 inline constexpr int kGroupRows = 96;  // rows that share a decoded stretch
 
-// Add bias and residual and write the valid lanes.
-HR_INLINE void finish_panel(const LinearSpan& s, int panel, int rows, const float* sums, size_t sums_stride,
-                            int first_row) {
+// Add the bias and write the outputs that exist.
+HR_INLINE void finish_panel(const LinearSpan& s, int panel, int rows, const float* sums, int first_row) {
   const int first = panel * kLanes;
   const int lanes = least(s.num_outputs - first, kLanes);
-  for (int r = 0; r < rows; ++r) {
-    const float* sum = sums + r * sums_stride;
+  for (int r = 0; r < rows; ++r, sums += kLanes) {
     float* out = s.out + (first_row + r) * s.out_stride + first;
-    const float* residual = s.residual ? s.residual + (first_row + r) * s.residual_stride + first : nullptr;
     if (lanes == kLanes) {
-      F y = load(sum);
-      if (s.bias) y = add(y, load(s.bias + first));
-      if (residual) y = add(y, load(residual));
-      store(out, y);
-      continue;
-    }
-    for (int i = 0; i < lanes; ++i) {
-      float y = sum[i];
-      if (s.bias) y = y + s.bias[first + i];
-      if (residual) y = y + residual[i];
-      out[i] = y;
+      store(out, s.bias ? add(load(sums), load(s.bias + first)) : load(sums));
+    } else {
+      for (int i = 0; i < lanes; ++i) out[i] = s.bias ? sums[i] + s.bias[first + i] : sums[i];
     }
   }
 }
@@ -232,7 +221,7 @@ void direct_rows(const LinearSpan& s) {
   alignas(64) float sums[R * kLanes];
   for (int panel = 0; panel < s.num_panels; ++panel) {
     direct<D, R>(s, s.panels + panel * s.panel_bytes, sums);
-    finish_panel(s, panel, R, sums, kLanes, 0);
+    finish_panel(s, panel, R, sums, 0);
   }
 }
 
@@ -258,7 +247,7 @@ void decoded(const LinearSpan& s) {
         decode<D>(records + k / depth * record_bytes(D::kType), (inputs + depth - 1) / depth, stretch);
         matmul(rows, stretch, kLanes, s.x + row * s.x_stride + k, s.x_stride, sums, kLanes, inputs, k > 0);
       }
-      finish_panel(s, panel, rows, sums, kLanes, row);
+      finish_panel(s, panel, rows, sums, row);
     }
 }
 

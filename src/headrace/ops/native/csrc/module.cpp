@@ -4,6 +4,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <array>
 #include <memory>
 #include <optional>
@@ -109,17 +110,23 @@ Choice make_choice(nb::tuple t, int vocab_size) {
   return c;
 }
 
-nb::list finish_rows(const Program& program, nb::sequence requests) {
-  const int vocab_size = program.vocab_size();
-  std::vector<RowRequest> rows;
-  for (nb::handle request : requests) {
-    RowRequest row;
+RowRequest make_request(nb::handle request, int vocab_size) {
+  RowRequest row;
+  try {
     if (!request[0].is_none()) row.choice = make_choice(nb::cast<nb::tuple>(request[0]), vocab_size);
     if (!request[1].is_none()) row.target = nb::cast<int>(request[1]);
     if (!request[2].is_none()) row.num_top = std::max(0, nb::cast<int>(request[2]));
-    if (!row.choice) check_ids({row.target}, vocab_size, "target");
-    rows.push_back(std::move(row));
+  } catch (const nb::cast_error&) {
+    fail("a row request has a value out of range: ", nb::repr(request).c_str());
   }
+  if (!row.choice) check_ids({row.target}, vocab_size, "target");
+  return row;
+}
+
+nb::list finish_rows(const Program& program, nb::sequence requests) {
+  const int vocab_size = program.vocab_size();
+  std::vector<RowRequest> rows;
+  for (nb::handle request : requests) rows.push_back(make_request(request, vocab_size));
   const int count = static_cast<int>(rows.size());
   if (count != program.num_logit_rows()) fail("got ", count, " requests for ", program.num_logit_rows(), " logits rows");
   std::vector<RowResult> results(rows.size());

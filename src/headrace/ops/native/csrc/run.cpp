@@ -190,8 +190,6 @@ void Program::run_linear(const Op& op) {
           .out = out.row(first_row) + part.column + column,
           .out_stride = out.stride,
           .bias = part.bias.empty() ? nullptr : part.bias.data() + column,
-          .residual = nullptr,
-          .residual_stride = 0,
       };
       (bf16 ? kernels_.linear_bf16 : kernels_.linear)(span);
       left -= count;

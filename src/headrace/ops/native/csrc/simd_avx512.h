@@ -2,9 +2,7 @@
 #pragma once
 
 #ifdef HEADRACE_EMULATE_AVX512
-#define SIMDE_ENABLE_NATIVE_ALIASES
-#include <simde/x86/avx512.h>
-#include <simde/x86/f16c.h>
+#include "emulate_avx512.h"
 #else
 #include <immintrin.h>
 #endif

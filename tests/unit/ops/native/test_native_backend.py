@@ -1,0 +1,230 @@
+"""Settings, faults and threads of the native backend."""
+
+import resource
+import threading
+from array import array
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headrace.core.base.errors import ConfigError, DeviceError
+from headrace.ops.interface import AttentionSpec, KvLayout, Rope, TensorView, WeightType
+from headrace.ops.native import backend as native
+from headrace.ops.native.backend import NativeBackend, default_threads
+from support.ops_rig import apply, batch_of, compile_rows, run, view_of
+
+ROWS = np.eye(8, 16, dtype=np.float32)
+KV = KvLayout(1, 1, 8, 4)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"isa": "mmx"}, {"activations": "int8"}, {"threads": -1}, {"threads": 1025}]
+)
+def test_settings_that_cannot_be(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        NativeBackend(**settings)
+
+
+def test_bf16_activations_need_the_instructions() -> None:
+    if native._native.has_bf16(native._native.fastest_isa()):
+        assert NativeBackend(1, activations="bf16").bf16
+    else:
+        assert not NativeBackend(1).bf16
+        with pytest.raises(ConfigError, match="bf16"):
+            NativeBackend(1, activations="bf16")
+
+
+def test_threads_default_to_the_cpus_of_the_process() -> None:
+    assert NativeBackend().threads == default_threads() >= 1
+    assert NativeBackend(threads=3).threads == 3
+
+
+def test_weights_keep_their_own_type_in_memory() -> None:
+    backend = NativeBackend(1)
+    backend.load_weight(view_of(np.ones((64, 320), np.float32), WeightType.Q4_1))
+    assert backend.weight_bytes() == 64 * 320 // 32 * 20
+    backend.load_weight(view_of(np.ones((16, 8), np.float32), WeightType.F16))
+    assert backend.weight_bytes() == 64 * 320 // 32 * 20 + 16 * 8 * 2
+
+
+def test_a_weight_need_not_outlive_its_loading() -> None:
+    backend = NativeBackend(1)
+    data = bytearray(view_of(ROWS).data)
+    handle = backend.load_weight(TensorView("w", WeightType.F32, 8, 16, memoryview(data)))
+    data[:] = bytes(len(data))
+    program = backend.compile(lambda ops: ops.select_logit_rows(ops.embed(handle)), KV, 8)
+    assert (run(program, batch_of((range(8), 0, [0]))) == ROWS).all()
+
+
+@pytest.mark.parametrize(
+    ("rows", "cols", "type", "num_bytes"),
+    [
+        (8, 16, WeightType.F32, 8 * 16 * 4 - 1),
+        (8, 16, WeightType.F32, 8 * 16 * 4 + 1),
+        (8, 16, WeightType.F16, 8 * 16 * 4),
+        (8, 33, WeightType.Q8_0, 8 * 34),
+        (0, 16, WeightType.F32, 0),
+    ],
+)
+def test_weights_of_the_wrong_size(rows: int, cols: int, type: WeightType, num_bytes: int) -> None:
+    view = TensorView("w", type, rows, cols, memoryview(bytes(num_bytes)))
+    with pytest.raises(DeviceError):
+        NativeBackend(1).load_weight(view)
+
+
+SPEC = AttentionSpec(2, 1, 8, 1.0)
+ROPE = Rope((1.0, 0.5, 0.25, 0.125), True)
+WRONG_MODELS: dict[str, Any] = {
+    "norm of another width": lambda ops, x, w: ops.rms_norm(x, w["short"], 1e-5),
+    "norm by a matrix": lambda ops, x, w: ops.rms_norm(x, w["square"], 1e-5),
+    "linear of another width": lambda ops, x, w: ops.linear(x, (w["short"],)),
+    "linear of nothing": lambda ops, x, w: ops.linear(x, ()),
+    "too few biases": lambda ops, x, w: ops.linear(x, (w["square"],) * 2, (None,)),
+    "bias of another width": lambda ops, x, w: ops.linear(x, (w["square"],), (w["short"],)),
+    "add of other shapes": lambda ops, x, w: ops.add(x, ops.silu_mul(x)),
+    "attention of another width": lambda ops, x, w: ops.attention(x, 0, SPEC, ROPE),
+    "layer that is not there": lambda ops, x, w: ops.attention(
+        ops.linear(x, (w["square"],) * 2), 1, SPEC, ROPE
+    ),
+    "heads that do not divide": lambda ops, x, w: ops.attention(
+        x, 0, AttentionSpec(0, 1, 8, 1.0), ROPE
+    ),
+    "too few frequencies": lambda ops, x, w: ops.attention(
+        ops.linear(x, (w["square"],) * 2), 0, SPEC, Rope((1.0,), True)
+    ),
+    "rows selected twice": lambda ops, x, w: ops.select_logit_rows(x),
+    "no such register": lambda ops, x, w: 99,
+}
+
+
+@pytest.mark.parametrize("name", WRONG_MODELS)
+def test_models_that_do_not_fit_together(name: str) -> None:
+    weights = {
+        "short": view_of(np.ones((1, 8), np.float32)),
+        "square": view_of(np.ones((16, 16), np.float32)),
+    }
+
+    def body(ops: Any, x: Any, w: Any) -> Any:
+        out = WRONG_MODELS[name](ops, x, w)
+        return ops.select_logit_rows(out) if name == "rows selected twice" else out
+
+    with pytest.raises(DeviceError):
+        compile_rows(NativeBackend(1), body, ROWS, weights, KV)
+
+
+@pytest.mark.parametrize(
+    "kv",
+    [
+        KvLayout(0, 1, 8, 4),
+        KvLayout(1, 1, 7, 4),
+        KvLayout(1, 1, 258, 4),
+        KvLayout(1, 1, 8, 0),
+        KvLayout(1, 1, 8, 4, block_size=32),
+        KvLayout(1, 1, 8, 4, dtype="f16"),
+        KvLayout(1000, 1000, 256, 2**31 - 1),  # more bytes than there are
+    ],
+)
+def test_kv_pools_that_cannot_be(kv: KvLayout) -> None:
+    with pytest.raises(DeviceError):
+        compile_rows(NativeBackend(1), lambda ops, x, w: x, ROWS, kv=kv)
+
+
+def test_logits_must_be_of_selected_rows() -> None:
+    backend = NativeBackend(1)
+    table = backend.load_weight(view_of(ROWS))
+    with pytest.raises(DeviceError, match="select_logit_rows"):
+        backend.compile(lambda ops: ops.embed(table), KV, 8)
+
+
+@pytest.mark.parametrize("starts", [[0, 2, 1, 3], [0, 0, 3, 3], [1, 2, 3]])
+def test_token_starts_out_of_order(starts: list[int]) -> None:
+    program = compile_rows(NativeBackend(1), lambda ops, x, w: x, ROWS, kv=KV)
+    batch = batch_of(([0], 0, [0]), ([1], 0, [1]), ([2], 0, [2]))
+    with pytest.raises(DeviceError):
+        program.run(
+            type(batch)(
+                batch.tokens,
+                starts,
+                [0] * (len(starts) - 1),
+                batch.block_tables[: len(starts) - 1],
+                [0],
+            )
+        )
+
+
+@pytest.mark.parametrize("position", [-1, 2**31, 2**30 + 1])
+def test_positions_out_of_range(position: int) -> None:
+    program = compile_rows(NativeBackend(1), lambda ops, x, w: x, ROWS, kv=KV)
+    with pytest.raises(DeviceError):
+        program.run(batch_of(([0], position, [0])))
+
+
+def test_tuples_lists_ranges_and_buffers_are_all_sequences() -> None:
+    program = compile_rows(NativeBackend(1), lambda ops, x, w: x, ROWS, kv=KV)
+    batch = batch_of(([3, 1], 0, [0]))
+    for make in (
+        list,
+        tuple,
+        lambda values: array("q", values),
+        lambda v: memoryview(array("i", v)),
+    ):
+        step = type(batch)(
+            make(batch.tokens),
+            make(batch.token_starts),
+            make(batch.positions),
+            [make(table) for table in batch.block_tables],
+            make(batch.logit_rows),
+        )
+        assert (run(program, step) == ROWS[[3, 1]]).all()
+
+
+def test_several_programs_share_the_threads() -> None:
+    """Two callers at once: the pool serves one job after another and mixes nothing up."""
+    backend = NativeBackend(threads=3)
+    weight = {"w": view_of(np.random.default_rng(0).standard_normal((640, 320)).astype(np.float32))}
+    x = np.random.default_rng(1).standard_normal((64, 320)).astype(np.float32)
+    programs = [
+        compile_rows(backend, lambda ops, x, w: ops.linear(x, (w["w"],)), x * scale, weight)
+        for scale in (1, -1)
+    ]
+    batch = batch_of((range(64), 0, range(4)))
+    expected = [run(program, batch) for program in programs]
+    right = [0, 0]
+
+    def work(index: int) -> None:
+        for _ in range(5):
+            right[index] += run(programs[index], batch).tobytes() == expected[index].tobytes()
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert right == [5, 5]
+
+
+def test_many_small_jobs_end() -> None:
+    """Every job of a pool with more threads than CPUs is finished before the next begins."""
+    weight = {"w": view_of(np.eye(320, dtype=np.float32))}
+    x = np.random.default_rng(1).standard_normal((4, 320)).astype(np.float32)
+
+    def body(ops: Any, x: Any, w: Any) -> Any:
+        for _ in range(40):
+            x = ops.linear(x, (w["w"],))
+        return x
+
+    for threads in (2, 7):
+        assert (apply(NativeBackend(threads), body, x, weight) == x).all()
+
+
+def test_idle_threads_sleep() -> None:
+    """A pool at rest leaves its futile spinning within microseconds."""
+    backend = NativeBackend(threads=4)
+    apply(backend, lambda ops, x, w: x, ROWS)
+    pause = threading.Event()
+    pause.wait(0.02)
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    pause.wait(0.1)
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.05

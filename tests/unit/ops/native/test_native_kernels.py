@@ -1,0 +1,226 @@
+"""The same bits on every instruction set, with any number of threads and rows; close to float64."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headrace.ops.interface import AttentionSpec, KvLayout, Rope, WeightType
+from headrace.ops.native.backend import NativeBackend, _native
+from support.ops_rig import (
+    apply,
+    attended,
+    batch_of,
+    compile_rows,
+    noise_of,
+    run,
+    to_bf16,
+    values_of,
+    view_of,
+)
+
+ISAS = _native.usable_isas()
+needs_two = pytest.mark.skipif(len(ISAS) < 2, reason="this CPU has one instruction set only")
+
+
+def backend_of(isa: str = "auto", threads: int = 1) -> NativeBackend:
+    return NativeBackend(threads=threads, isa=isa, activations="f32")
+
+
+def normal(*shape: int, seed: int = 0) -> Any:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def linear(backend: NativeBackend, x: Any, weight: Any) -> Any:
+    return apply(backend, lambda ops, x, w: ops.linear(x, (w["w"],)), x, {"w": weight})
+
+
+def noise(type: WeightType, rows: int, cols: int) -> Any:
+    return noise_of(type, rows, cols, np.random.default_rng(cols))
+
+
+@needs_two
+@pytest.mark.parametrize("type", list(WeightType))
+@pytest.mark.parametrize("inputs", [32, 288, 544])
+def test_linear_on_every_instruction_set(type: WeightType, inputs: int) -> None:
+    x = normal(40, inputs)
+    weight = noise(type, 37, inputs)
+    with np.errstate(all="ignore"):
+        assert len({linear(backend_of(isa), x, weight).tobytes() for isa in ISAS}) == 1
+
+
+@pytest.mark.parametrize("type", list(WeightType))
+def test_a_row_alone_and_among_any_number(type: WeightType) -> None:
+    x = normal(40, 288)
+    weight = view_of(normal(37, 288, seed=1), type)
+    together = linear(backend_of(), x, weight)
+    for count in range(1, 40):
+        assert (linear(backend_of(), x[:count], weight) == together[:count]).all(), count
+
+
+@pytest.mark.parametrize("inputs", [1, 7, 8, 9, 15, 257, 300])
+@pytest.mark.parametrize("type", [WeightType.F32, WeightType.F16, WeightType.BF16])
+@pytest.mark.parametrize("num_rows", [3, 30])
+def test_float_weights_of_any_width(type: WeightType, inputs: int, num_rows: int) -> None:
+    x, weight = normal(num_rows, inputs), view_of(normal(19, inputs, seed=1), type)
+    exact = x.astype(np.float64) @ values_of(weight).T
+    np.testing.assert_allclose(linear(backend_of(), x, weight), exact, rtol=0, atol=1e-3)
+
+
+def test_linear_is_one_chain_of_fused_multiply_adds() -> None:
+    x, weight = normal(2, 70), view_of(normal(3, 70, seed=1))
+    exact_weight = values_of(weight)
+    expected = np.zeros((2, 3), np.float32)
+    for k in range(70):
+        # A product of two floats fits a double. The sum is rounded twice here, to double and to
+        # float, which the fused operation does not; over these values that makes no difference.
+        products = x[:, None, k].astype(np.float64) * exact_weight[None, :, k]
+        expected = (products + expected).astype(np.float32)
+    assert linear(backend_of(), x, weight).tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_more_threads_change_nothing(isa: str) -> None:
+    x, weight = normal(23, 320), view_of(normal(700, 320, seed=1), WeightType.Q4_1)
+    results = {linear(backend_of(isa, threads), x, weight).tobytes() for threads in (1, 2, 5)}
+    assert len(results) == 1
+
+
+BF16_ISAS = [isa for isa in ISAS if _native.has_bf16(isa)]
+
+
+@pytest.mark.parametrize("isa", BF16_ISAS)
+@pytest.mark.parametrize("inputs", [32, 33, 301])
+def test_bf16_activations(isa: str, inputs: int) -> None:
+    x, weight = normal(31, inputs), view_of(normal(37, inputs, seed=1), WeightType.BF16)
+    backend = NativeBackend(threads=2, isa=isa, activations="bf16")
+    out = linear(backend, x, weight)
+    exact = to_bf16(x).astype(np.float64) @ values_of(weight).T
+    np.testing.assert_allclose(out, exact, rtol=0, atol=1e-3)
+    for count in range(1, 31):
+        assert (linear(backend, x[:count], weight) == out[:count]).all(), count
+
+
+# ---- attention over more than one segment of 256 tokens
+
+LONG = 600
+SPEC = AttentionSpec(4, 2, 24, 24**-0.5)  # a head size that is no multiple of 16
+ROPE = Rope(tuple(100.0 ** (-i / 12) for i in range(12)), True)
+QKV = normal(LONG, (4 + 2 * 2) * 24)
+TABLE = [int(block) for block in np.random.default_rng(5).permutation(64)[: LONG // 16 + 1]]
+
+
+def attention(isa: str = "auto", threads: int = 1) -> Any:
+    return compile_rows(
+        backend_of(isa, threads),
+        lambda ops, x, w: ops.attention(x, 0, SPEC, ROPE),
+        QKV,
+        kv=KvLayout(1, 2, 24, 64),
+    )
+
+
+@pytest.fixture(scope="module")
+def whole() -> Any:
+    return run(attention(), batch_of((range(LONG), 0, TABLE)))
+
+
+def test_a_long_prompt(whole: Any) -> None:
+    np.testing.assert_allclose(whole, attended(QKV, SPEC, ROPE), rtol=0, atol=8e-3)
+
+
+def test_values_weigh_as_exactly_as_floats_can(whole: Any) -> None:
+    """Rotations by nothing, so that keys round the same way here and there."""
+    still = Rope((0.0,) * 12, False)
+    program = compile_rows(
+        backend_of(),
+        lambda ops, x, w: ops.attention(x, 0, SPEC, still),
+        QKV,
+        kv=KvLayout(1, 2, 24, 64),
+    )
+    out = run(program, batch_of((range(LONG), 0, TABLE)))
+    np.testing.assert_allclose(out, attended(QKV, SPEC, still), rtol=0, atol=3e-6)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("threads", [1, 2, 8])
+@pytest.mark.parametrize("tail", [1, 3])
+def test_one_token_over_many_segments(whole: Any, isa: str, threads: int, tail: int) -> None:
+    """With several threads, a lone query's segments are computed apart and merged."""
+    program = attention(isa, threads)
+    start = LONG - tail
+    run(program, batch_of((range(start), 0, TABLE), logit_rows=[0]))
+    out = run(program, batch_of((range(start, LONG), start, TABLE)))
+    assert out.tobytes() == whole[start:].tobytes()
+
+
+@pytest.mark.parametrize("border", [15, 16, 17, 63, 64, 65, 255, 256, 257, 319, 512])
+def test_chunks_that_end_at_borders(whole: Any, border: int) -> None:
+    program = attention(threads=2)
+    first = run(program, batch_of((range(border), 0, TABLE)))
+    rest = run(program, batch_of((range(border, LONG), border, TABLE)))
+    assert np.concatenate([first, rest]).tobytes() == whole.tobytes()
+
+
+def test_more_heads_in_a_group_than_rows_in_a_tile() -> None:
+    spec = AttentionSpec(50, 1, 8, 8**-0.5)
+    rope = Rope((1.0, 0.1, 0.01, 0.001), False)
+    rows = normal(9, 52 * 8)
+    program = compile_rows(
+        backend_of(threads=2),
+        lambda ops, x, w: ops.attention(x, 0, spec, rope),
+        rows,
+        kv=KvLayout(1, 1, 8, 4),
+    )
+    out = run(program, batch_of((range(9), 0, [2])))
+    np.testing.assert_allclose(out, attended(rows, spec, rope), rtol=0, atol=8e-3)
+
+
+@pytest.mark.parametrize("garbage", [np.inf, np.nan])
+def test_what_lies_behind_a_query_does_not_reach_it(garbage: float) -> None:
+    """Not even as 0 * infinity: later tokens are broken, the results of earlier ones are not."""
+    rows = QKV[:40].copy()
+    rows[30:] = garbage
+
+    def build(values: Any) -> Any:
+        return compile_rows(
+            backend_of(),
+            lambda ops, x, w: ops.attention(x, 0, SPEC, ROPE),
+            values,
+            kv=KvLayout(1, 2, 24, 64),
+        )
+
+    with np.errstate(all="ignore"):
+        broken = run(build(rows), batch_of((range(40), 0, TABLE)))[:30]
+    assert broken.tobytes() == run(build(QKV[:40]), batch_of((range(40), 0, TABLE)))[:30].tobytes()
+
+
+# ---- registers
+
+
+def test_a_register_read_late_is_not_overwritten() -> None:
+    """`x` is used at the end again, after enough operations to pass its buffer on."""
+    x = normal(5, 32)
+    eye = view_of(np.eye(32, dtype=np.float32))
+
+    def body(ops: Any, x: Any, w: Any) -> Any:
+        y = x
+        for _ in range(6):
+            y = ops.linear(y, (w["eye"],))
+        return ops.add(x, ops.add(y, x))
+
+    assert (apply(backend_of(), body, x, {"eye": eye}) == x + (x + x)).all()
+
+
+def test_a_sum_and_its_norm_are_both_right() -> None:
+    """`add` and `rms_norm` run as one; the sum stays readable."""
+    x = normal(5, 48)
+    weight = view_of(normal(1, 48, seed=1))
+
+    def body(ops: Any, x: Any, w: Any) -> Any:
+        total = ops.add(x, x)
+        return ops.add(ops.rms_norm(total, w["w"], 1e-5), total)
+
+    twice = 2 * x.astype(np.float64)
+    normed = twice / np.sqrt((twice**2).mean(-1, keepdims=True) + 1e-5) * values_of(weight)
+    out = apply(backend_of(), body, x, {"w": weight})
+    np.testing.assert_allclose(out, normed + twice, rtol=1e-5, atol=1e-6)
