@@ -140,7 +140,7 @@ class EventLogReader:
             (length,) = _LENGTH.unpack(prefix)
             if length > MAX_FRAME_BYTES:
                 raise ConfigError(
-                    "event log is damaged: frame is too large",
+                    "not an event log, or a damaged one: a frame is too large",
                     num_bytes=length,
                     limit_bytes=MAX_FRAME_BYTES,
                 )
