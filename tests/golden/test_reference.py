@@ -1,9 +1,11 @@
 """The default model computes what `transformers` computes.
 
-`data/reference.json` holds float32 results. Ours differ by the bf16 KV cache and the order of sums;
-over the 2176 steps of all prompts the log probabilities of the four likeliest tokens were seen to
-differ by 0.005 in the median, 0.05 in 99 of 100 cases and 0.17 at most, and no token changed where
-the reference's first two were 0.04 or more apart.
+`data/reference.json` holds its results in float32; ours keep keys and values in bf16. What that
+alone does was measured with `transformers`, rounding what its cache takes in: over the 2176 steps
+of all prompts the log probabilities of the four likeliest tokens moved by 0.0084 in the mean, 0.053
+in 99 of 100 cases and 0.23 at most, the distance between the first two by 0.26 at most, and seven
+prompts came to a step where the first two changed places. The bounds here are these figures with
+little to spare.
 """
 
 import json
@@ -27,10 +29,11 @@ REFERENCE: dict[str, Any] = json.loads((DATA / "reference.json").read_text())
 PROMPTS: list[dict[str, Any]] = REFERENCE["prompts"]
 NUM_TOKENS = 64
 
-# In units of log probability (differences of which are differences of logits).
-ROUNDING_GAP = 0.08  # the first two tokens of the reference are a tie for us when closer
-MAX_DIFFERENCE = 0.25
-MEAN_DIFFERENCE = 0.015
+# In log probability; differences of these are differences of logits.
+ROUNDING_GAP = 0.3  # first two tokens of the reference that are closer may change places
+MAX_DIFFERENCE = 0.3
+P99_DIFFERENCE = 0.07
+MEAN_DIFFERENCE = 0.012
 
 
 def make_backend(name: str) -> Backend[Any, Any]:
@@ -121,7 +124,9 @@ def test_log_probabilities_agree(answers: list[list[TokenLogprob]]) -> None:
             differences += [abs(ours[id_] - theirs[id_]) for id_ in ours.keys() & theirs.keys()]
             if found.top[0][0] != step["ids"][0]:
                 break
-    assert max(differences) < MAX_DIFFERENCE
+    differences.sort()
+    assert differences[-1] < MAX_DIFFERENCE
+    assert differences[len(differences) * 99 // 100] < P99_DIFFERENCE
     assert sum(differences) / len(differences) < MEAN_DIFFERENCE
 
 
