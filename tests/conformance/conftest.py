@@ -1,5 +1,6 @@
 """The backends under test: the torch reference, and native on every instruction set of this CPU."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,9 +19,6 @@ else:
     isas = _native.usable_isas()
     NATIVE = [f"native-{isa}" for isa in isas]
 
-# These operations are too small to share: waking a second thread costs more than it computes.
-torch.set_num_threads(1)
-
 
 def make_backend(name: str, threads: int = 2) -> Any:
     if name == "torch":
@@ -28,6 +26,15 @@ def make_backend(name: str, threads: int = 2) -> Any:
     from headrace.ops.native.backend import NativeBackend
 
     return NativeBackend(threads=threads, isa=name.removeprefix("native-"), activations="f32")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Operations this small are slower where a second thread has to be woken."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
 
 
 @pytest.fixture(params=["torch", *NATIVE])
