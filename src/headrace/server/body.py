@@ -82,9 +82,19 @@ def decode_body(body: bytes, kind: type[Body]) -> tuple[Body, list[str]]:
 def _ignored_fields(kind: type[Body], fields: Mapping[str, msgspec.Raw]) -> list[str]:
     unknown = sorted(fields.keys() - set(kind.__struct_fields__))
     for name in unknown:
-        if name in REFUSED_FIELDS and msgspec.json.decode(fields[name]) not in _NOT_ASKING:
+        if name in REFUSED_FIELDS and _asks(fields[name]):
             raise unsupported(name, f"`{name}`")
     return [name for name in unknown if _FIELD_NAME.fullmatch(name)][:_MAX_IGNORED_NAMED]
+
+
+def _asks(value: msgspec.Raw) -> bool:
+    """Whether a refused field wants something. Values of unknown fields have only been skipped so
+    far: one that cannot be decoded wants something too.
+    """
+    try:
+        return msgspec.json.decode(value) not in _NOT_ASKING
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return True
 
 
 def _check_content_type(headers: Headers) -> None:

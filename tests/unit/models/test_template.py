@@ -230,6 +230,12 @@ def test_arguments_take_no_reserved_names(name: str) -> None:
     assert error.param == "chat_template_kwargs"
 
 
+@pytest.mark.parametrize("name", ["self", "context", "loop"])
+def test_arguments_may_have_names_that_python_uses(name: str) -> None:
+    text = template("{{ messages | length }}")
+    assert text.render(CHAT, **{name: "x"}) == str(len(CHAT))
+
+
 def test_rendering_leaves_no_trace() -> None:
     counting = template(
         "{% set n = 1 %}{% for m in messages %}{{ n }}{% set n = n + 1 %}{% endfor %}"

@@ -130,3 +130,10 @@ def test_a_field_that_asks_for_nothing_is_no_refusal(value: bytes) -> None:
 def test_a_field_that_would_change_the_answer_is_refused() -> None:
     error = refusal(decode_body, b'{"prompt": "x", "guided_json": {"a": 1}}', CompletionRequest)
     assert (error.code, error.param) == ("unsupported_parameter", "guided_json")
+
+
+@pytest.mark.parametrize("value", [b"1e400", b"9" * 5000, b'"\xff"'])
+def test_a_refused_field_is_refused_whatever_it_holds(value: bytes) -> None:
+    body = b'{"prompt": "x", "guided_json": ' + value + b"}"
+    error = refusal(decode_body, body, CompletionRequest)
+    assert (error.status_hint or 400, error.param) == (400, "guided_json")

@@ -53,6 +53,7 @@ class ChatTemplate:
     def render(
         self,
         messages: list[dict[str, Any]],
+        /,
         *,
         add_generation_prompt: bool = True,
         tools: list[dict[str, Any]] | None = None,
