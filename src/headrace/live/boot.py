@@ -9,11 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from headrace.adapters.executors.model import ModelExecutor
 from headrace.adapters.executors.port import Executor
-from headrace.core.base.errors import ConfigError, DeviceError
+from headrace.core.base.errors import ConfigError, DeviceError, InvariantError
 from headrace.core.config.ledger import ByteLedger, KvPlan
 from headrace.core.config.resolve import MachineFacts, ModelFacts, Resolution, resolve
 from headrace.core.config.schema import Config, DeviceConfig, SchedulerConfig
@@ -25,7 +23,6 @@ from headrace.live.generate import TextEngine
 from headrace.live.machine import machine_facts
 from headrace.models.hub import resolve_model
 from headrace.models.load import LoadedModel, load_model
-from headrace.models.text.template import ChatTemplate
 from headrace.ops.interface import Backend, KvLayout, Model
 
 Progress = Callable[[str, int, int], None]
@@ -71,9 +68,9 @@ def boot(
         path,
         backend,
         max_model_len=config.model.max_model_len,
+        chat_template=_template_source(config.model.chat_template),
         on_progress=_stage(on_progress, "load"),
     )
-    loaded = _with_template(loaded, config.model.chat_template)
     resolution, kv = plan_memory(config, machine, loaded, backend)
     config = resolution.config
     if executor is None:
@@ -122,21 +119,14 @@ def _stage(on_progress: Progress | None, stage: str) -> Callable[[int, int], Non
     return None if on_progress is None else partial(on_progress, stage)
 
 
-def _with_template(loaded: LoadedModel, path: str) -> LoadedModel:
-    """The model with the chat template of a file in place of its own."""
+def _template_source(path: str) -> str | None:
+    """The Jinja source that takes the place of the model's own; None = keep that."""
     if not path:
-        return loaded
+        return None
     try:
-        source = Path(path).expanduser().read_text(encoding="utf-8")
+        return Path(path).expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the chat template: {error}", path=path) from error
-    tokenizer = loaded.tokenizer
-    bos, eos = (
-        "" if token is None else tokenizer.token_text(token)
-        for token in (tokenizer.bos_token_id, tokenizer.named_eos)
-    )
-    template = ChatTemplate(source, bos_token=bos, eos_token=eos)
-    return msgspec.structs.replace(loaded, chat_template=template)
 
 
 def plan_memory(
@@ -154,7 +144,7 @@ def plan_memory(
     )
     resolution = resolve(config, machine, facts)
     if resolution.kv is None:
-        raise AssertionError("a resolution with a model plans its KV")
+        raise InvariantError("a resolution with a model plans its KV")
     return resolution, resolution.kv
 
 
@@ -165,8 +155,8 @@ def _block_bytes(model: Model[Any, Any]) -> int:
 
 
 def _activation_bytes(model: Model[Any, Any], scheduler: SchedulerConfig) -> int:
-    num_logit_rows = min(scheduler.step_tokens, scheduler.max_running_seqs)
-    return scheduler.step_tokens * _ROW_BYTES + num_logit_rows * model.vocab_size * 4
+    # Log probabilities of a prompt need the logits of all its tokens.
+    return scheduler.step_tokens * (_ROW_BYTES + model.vocab_size * 4)
 
 
 def _make_executor(

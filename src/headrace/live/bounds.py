@@ -17,6 +17,7 @@ MAX_STOP_TOKEN_IDS: Final = 1024
 MAX_LOGIT_BIASES: Final = 1024
 MAX_LOGPROBS: Final = 20
 MAX_SLO_MS: Final = 1e9
+MAX_PRIORITY: Final = 2**31 - 1
 
 
 def resolve_params(
@@ -57,7 +58,7 @@ def resolve_params(
 def check_request(n: int, stops: tuple[str, ...], priority: int, slo: Slo) -> None:
     """Raise RequestError unless what is asked of the request as a whole is within bounds."""
     _check("n", n, 1, MAX_CHOICES)
-    _check("priority", priority, -(2**31), 2**31 - 1)
+    _check("priority", priority, -MAX_PRIORITY, MAX_PRIORITY)
     for name in slo.__struct_fields__:
         limit_ms = getattr(slo, name)
         if limit_ms is not None:

@@ -13,13 +13,13 @@ from headrace.core.base.errors import RequestError
 from headrace.core.base.request import Slo
 from headrace.core.base.sampling import SamplingParams
 from headrace.core.config.schema import ServerConfig
+from headrace.live.bounds import MAX_PRIORITY
 from headrace.server.errors import unsupported
 from headrace.server.wire import ChatRequest, CompletionRequest, GenerationRequest
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions; a chat may fill the context
 
 MAX_SALT_CHARS = 256
-MAX_PRIORITY = 1 << 31
 MAX_SLO_MS = 1e9
 
 _TOKEN_ID = re.compile(r"[0-9]{1,10}")

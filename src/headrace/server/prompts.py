@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from headrace.core.base.errors import RequestError
+from headrace.core.base.errors import InvariantError, RequestError
 from headrace.models.text.template import ChatTemplate
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.server.errors import unsupported
@@ -85,7 +85,7 @@ class PromptMaker:
 
     def _chat(self, request: ChatRequest, messages: list[dict[str, Any]]) -> Prompt:
         if self._template is None:
-            raise AssertionError("checked by of_chat")
+            raise InvariantError("a chat without a template was let through")
         continues = bool(request.continue_final_message)
         generation = request.add_generation_prompt
         text = self._template.render(

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from headrace.adapters.executors.sim import RecordedSteps, StepOutcome
-from headrace.core.base.events import Arrive, Cancel, StartStep, StepDone, StepFailed
+from headrace.core.base.events import Arrive, Cancel, StartStep, StepDone, StepFailed, Timer
 from headrace.core.base.plan import WorkerSpec
 from headrace.core.base.types import Ns, StepId
 from headrace.core.config.schema import WorkerConfig
@@ -20,12 +20,12 @@ def recorded_setup(
     A step takes from the event that started it to the event that ended it, as the driver saw them,
     so that a simulation under the recorded configuration meets every event in the recorded order.
     """
-    inputs: list[tuple[Ns, Arrive | Cancel]] = []
+    inputs: list[tuple[Ns, Arrive | Cancel | Timer]] = []
     started_ns: dict[StepId, Ns] = {}
     outcomes: dict[StepId, StepOutcome] = {}
     for frame in frames:
         match frame.event:
-            case Arrive() | Cancel():
+            case Arrive() | Cancel() | Timer():
                 inputs.append((frame.now, frame.event))
             case StepDone(result):
                 outcomes[result.step_id] = frame.event, Ns(frame.now - started_ns[result.step_id])
@@ -35,5 +35,10 @@ def recorded_setup(
             if isinstance(effect, StartStep):
                 started_ns[effect.plan.step_id] = frame.now
     return WorkerSetup(
-        config=config, spec=spec, cost=cost, inputs=inputs, steps=RecordedSteps(outcomes)
+        config=config,
+        spec=spec,
+        cost=cost,
+        inputs=inputs,
+        steps=RecordedSteps(outcomes),
+        has_timers=False,  # they are among the inputs, at the times at which they rang
     )

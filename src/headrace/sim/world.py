@@ -43,8 +43,9 @@ class WorkerSetup:
     config: WorkerConfig
     spec: WorkerSpec
     cost: CostModel
-    inputs: Sequence[tuple[Ns, Arrive | Cancel]]
+    inputs: Sequence[tuple[Ns, Arrive | Cancel | Timer]]
     steps: StepSource | None = None  # None = made up, from the world's seed and failure rate
+    has_timers: bool = True  # False = CallAt is not carried out, `inputs` hold the timers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +133,7 @@ class _Worker:
         self._trace = trace
         self._telemetry = Telemetry(world.default_slo, setup.cost)
         self._is_checked = world.is_checked
+        self._has_timers = setup.has_timers
         self._alive: set[SeqId] = set()
         steps = setup.steps or FakeSteps(
             setup.cost,
@@ -167,7 +169,8 @@ class _Worker:
             case StartStep(plan):
                 self._start(plan)
             case CallAt(at_ns, timer_id):
-                self._runtime.call_at(at_ns, partial(self._handle, Timer(timer_id)))
+                if self._has_timers:
+                    self._runtime.call_at(at_ns, partial(self._handle, Timer(timer_id)))
             case Emit(seq_id, tokens):
                 if seq_id not in self._alive:
                     raise InvariantError("tokens for a sequence that has ended", seq_id=seq_id)

@@ -134,7 +134,7 @@ def test_the_core_gets_its_own_spelling() -> None:
 
 
 def test_the_request_as_a_whole_is_bounded() -> None:
-    check_request(64, ("x" * 256,) * 16, -(2**31), Slo(ttft_ms=0, itl_ms=1e9))
+    check_request(64, ("x" * 256,) * 16, -(2**31) + 1, Slo(ttft_ms=0, itl_ms=1e9))
     for n, stops, priority, slo, param in (
         (0, (), 0, Slo(), "n"),
         (65, (), 0, Slo(), "n"),

@@ -233,7 +233,8 @@ def test_arguments_take_no_reserved_names(name: str) -> None:
 @pytest.mark.parametrize("name", ["self", "context", "loop"])
 def test_arguments_may_have_names_that_python_uses(name: str) -> None:
     text = template("{{ messages | length }}")
-    assert text.render(CHAT, **{name: "x"}) == str(len(CHAT))
+    arguments: dict[str, Any] = {name: "x"}
+    assert text.render(CHAT, **arguments) == str(len(CHAT))
 
 
 def test_rendering_leaves_no_trace() -> None:

@@ -90,7 +90,7 @@ def step_budget(config: SchedulerConfig, cost: CostModel, running: Iterable[Sequ
 
 def is_protected(config: SchedulerConfig, seq: Sequence) -> bool:
     """Preempted as often as allowed: promised all it may need, never a victim again."""
-    return seq.num_preemptions >= config.max_preemptions
+    return seq.num_times_victim >= config.max_preemptions
 
 
 def promised_tokens(config: SchedulerConfig, seq: Sequence) -> int:

@@ -141,6 +141,7 @@ class Scheduler:
         lost = seq.num_computed
         seq.move(State.WAITING)
         seq.num_computed = 0
+        seq.in_step = False
         seq.num_preemptions += 1
         seq.queued_ns = now
         self.num_preemptions += 1
@@ -178,14 +179,9 @@ class Scheduler:
     def _make_room(self, seq: Sequence, num_tokens: int, step: "_Step", now: Ns) -> bool:
         """Let the sequence grow at the cost of others; False = it had to be preempted itself."""
         while not self._grow(seq, num_tokens, step):
-            others = (
-                other
-                for other in self._running.values()
-                if other is not seq
-                and other.seq_id not in step.seqs
-                and not is_protected(self._config, other)
-            )
-            victim = choose_victim(others, self._last_victim) or seq
+            victim = choose_victim(self._candidates_for(seq, step), self._last_victim) or seq
+            step.give_back(victim.seq_id)
+            victim.num_times_victim += 1
             step.effects.append(
                 self.preempt(victim, now, f"no room for sequence {seq.seq_id} to grow")
             )
@@ -194,6 +190,19 @@ class Scheduler:
             if victim is seq:
                 return False
         return True
+
+    def _candidates_for(self, seq: Sequence, step: "_Step") -> Iterator[Sequence]:
+        """Who may be preempted for `seq`: its like where this step has not placed them, and those
+        of lower priority in any case.
+        """
+        for other in self._running.values():
+            if other is seq or is_protected(self._config, other):
+                continue
+            is_placed = other.seq_id in step.seqs
+            if other.spec.priority > seq.spec.priority or (
+                other.spec.priority == seq.spec.priority and not is_placed
+            ):
+                yield other
 
     def _grow(self, seq: Sequence, num_tokens: int, step: "_Step") -> bool:
         """Reserve what is not promised to protected sequences, of which this may be one."""
@@ -357,6 +366,12 @@ class _Step:
         self.has_preempted = False
         # Blocks promised to protected sequences; None = to be counted anew.
         self.num_kept: int | None = None
+
+    def give_back(self, seq_id: SeqId) -> None:
+        """Take a sequence's share out again, if it has one."""
+        share = self.seqs.pop(seq_id, None)
+        if share is not None:
+            self.budget += len(share.tokens)
 
 
 def _queue_key(seq: Sequence) -> tuple[float, int]:

@@ -36,6 +36,7 @@ class Sequence:
         "num_preemptions",
         "num_prompt",
         "num_scored",
+        "num_times_victim",
         "order",
         "promised_tokens",
         "queue_key",
@@ -55,6 +56,7 @@ class Sequence:
         self.num_computed = 0
         self.first_num_cached: int | None = None
         self.num_preemptions = 0
+        self.num_times_victim = 0  # preemptions for want of room, of which each has only so many
         self.num_failures = 0
         self.num_scored = 0  # prompt tokens, from the second on, whose log probability is known
         self.promised_tokens = 0  # length up to which admission promised blocks

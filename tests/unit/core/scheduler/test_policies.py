@@ -20,7 +20,7 @@ def sequence(
         priority=priority,
     )
     seq = Sequence(spec, order, Ns(0), BlockChain(b"", 4))
-    seq.num_computed, seq.num_preemptions = num_computed, preemptions
+    seq.num_computed, seq.num_times_victim = num_computed, preemptions
     return seq
 
 

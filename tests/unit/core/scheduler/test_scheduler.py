@@ -5,6 +5,7 @@ import pytest
 from headrace.core.base.events import Arrive
 from headrace.core.base.plan import StepPlan
 from headrace.core.base.request import Slo
+from headrace.core.base.types import SeqId
 from support.fake_device import Bench
 
 
@@ -136,6 +137,39 @@ def test_priority_goes_first_and_is_the_last_to_be_preempted() -> None:
     assert sorted(shares(bench.plan)) == [3, 4, 5]
     bench.run()
     assert 5 not in {preempted.seq_id for preempted in bench.preempted}
+    bench.assert_outputs()
+
+
+def test_nobody_loses_its_blocks_to_a_lower_priority() -> None:
+    for seed in range(8):
+        bench = Bench(num_blocks=12, order="priority", admission="optimistic", max_preemptions=50)
+        specs = [
+            bench.seq((i + seed,) * 5, max_tokens=15, priority=(i + seed) % 3) for i in range(9)
+        ]
+        for spec in specs:
+            bench.handle(Arrive((spec,)))
+            if bench.plan is not None:
+                bench.step()
+        bench.run()
+        bench.assert_outputs()
+        assert bench.preempted
+        for preempted in bench.preempted:
+            grower = int(preempted.reason.split()[4])
+            victim = bench.specs[preempted.seq_id]
+            assert victim.priority >= bench.specs[SeqId(grower)].priority
+
+
+def test_a_failed_step_is_no_mark_against_its_sequences() -> None:
+    bench = Bench(num_blocks=20, admission="optimistic", max_preemptions=2)
+    bench.handle(Arrive(tuple(bench.seq((i,) * 4, max_tokens=40, seed=i) for i in range(4))))
+    bench.step()
+    bench.fail_step()
+    bench.step()
+    bench.fail_step()
+    # Were they protected now, each would be promised 11 of the 20 blocks.
+    assert bench.plan is not None
+    assert len(bench.plan.seqs) == 4
+    bench.run()
     bench.assert_outputs()
 
 
