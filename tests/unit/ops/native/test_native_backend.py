@@ -10,7 +10,7 @@ import pytest
 
 from headrace.core.base.errors import ConfigError, DeviceError
 from headrace.ops.interface import AttentionSpec, KvLayout, Rope, TensorView, WeightType
-from headrace.ops.native import backend as native
+from headrace.ops.native import _native
 from headrace.ops.native.backend import NativeBackend, default_threads
 from support.ops_rig import apply, batch_of, compile_rows, run, view_of
 
@@ -27,7 +27,7 @@ def test_settings_that_cannot_be(settings: dict[str, Any]) -> None:
 
 
 def test_bf16_activations_need_the_instructions() -> None:
-    if native._native.has_bf16(native._native.fastest_isa()):
+    if _native.has_bf16(_native.fastest_isa()):
         assert NativeBackend(1, activations="bf16").bf16
     else:
         assert not NativeBackend(1).bf16
@@ -163,12 +163,13 @@ def test_positions_out_of_range(position: int) -> None:
 def test_tuples_lists_ranges_and_buffers_are_all_sequences() -> None:
     program = compile_rows(NativeBackend(1), lambda ops, x, w: x, ROWS, kv=KV)
     batch = batch_of(([3, 1], 0, [0]))
-    for make in (
+    makers: tuple[Any, ...] = (
         list,
         tuple,
         lambda values: array("q", values),
         lambda v: memoryview(array("i", v)),
-    ):
+    )
+    for make in makers:
         step = type(batch)(
             make(batch.tokens),
             make(batch.token_starts),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.ops.native.backend import _native
+from headrace.ops.native import _native
 
 ROOT = Path(__file__).parents[4]
 SUITES = ["tests/unit/ops/native/test_native_kernels.py", "tests/conformance/test_invariance.py"]

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from headrace.ops.interface import AttentionSpec, KvLayout, Rope, WeightType
-from headrace.ops.native.backend import NativeBackend, _native
+from headrace.ops.native import _native
+from headrace.ops.native.backend import NativeBackend
 from support.ops_rig import (
     apply,
     attended,

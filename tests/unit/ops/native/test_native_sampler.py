@@ -10,7 +10,8 @@ from headrace.core.base.errors import DeviceError
 from headrace.core.base.plan import SampleSpec
 from headrace.core.base.sampling import SamplingParams
 from headrace.ops.interface import RowRequest
-from headrace.ops.native.backend import NativeBackend, _native
+from headrace.ops.native import _native
+from headrace.ops.native.backend import NativeBackend
 from support.ops_rig import batch_of, compile_rows
 
 VOCAB = 5000
