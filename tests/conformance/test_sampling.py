@@ -128,6 +128,26 @@ def test_a_large_vocabulary(backend: Any, case: dict[str, Any]) -> None:
         assert [token for token, _ in result.logprob.top] == best
 
 
+@pytest.mark.parametrize(
+    ("row", "factor", "token"),
+    [
+        # A factor above 1 takes from the seen token 0 on both sides of zero, one below 1 gives.
+        ([0.5, 0.4], 1.5, 1),
+        ([-0.5, -0.6], 1.5, 1),
+        ([0.4, 0.5], 0.5, 0),
+        ([-0.6, -0.5], 0.5, 0),
+        ([0.0, -0.1], 1.5, 0),
+    ],
+)
+def test_a_seen_token_is_penalised_towards_its_sign(
+    backend: Any, row: list[float], factor: float, token: int
+) -> None:
+    params = SamplingParams(temperature=0.0, repetition_penalty=factor)
+    for seen in ({"prompt_tokens": (0, 0)}, {"output_tokens": (0,)}):
+        request = RowRequest(SampleSpec(params, 1, **seen))
+        assert finish(backend, np.array([row], np.float32), [request])[0].token == token
+
+
 @pytest.mark.parametrize("varied", ["seed", "choice", "position"])
 def test_draws_follow_the_distribution(backend: Any, varied: str) -> None:
     """Over the positions of one sequence, the choices of one request, and requests' seeds."""

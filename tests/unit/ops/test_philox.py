@@ -34,3 +34,11 @@ def test_a_draw_is_below_one_and_its_own() -> None:
     }
     assert len(draws) == 4 * 3 * 100
     assert all(0 <= draw < 1 for draw in draws)
+
+
+def test_a_draw_is_the_upper_53_bits_of_the_first_two_words() -> None:
+    # The first of the known answers above.
+    assert uniform(0, 0, 0) == (0x6627E8D5E169C58D >> 11) / 2**53
+    seed, choice, position = 0x299F31D0A4093822, 3, 1234
+    first, second, *_ = philox4x32((position, choice, 0, 0), (0xA4093822, 0x299F31D0))
+    assert uniform(seed, choice, position) == ((first << 32 | second) >> 11) / 2**53
