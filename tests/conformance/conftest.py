@@ -12,12 +12,10 @@ try:
     from headrace.ops.native import _native
 except ModuleNotFoundError as error:
     # Only where it is not built: an extension that is there and does not load is a failure.
-    isas: list[str] = []
     _skipped = pytest.mark.skip(reason=f"the native backend is not built: {error}")
     NATIVE: list[Any] = [pytest.param("native", marks=_skipped)]
 else:
-    isas = _native.usable_isas()
-    NATIVE = [f"native-{isa}" for isa in isas]
+    NATIVE = [f"native-{isa}" for isa in _native.usable_isas()]
 
 
 def make_backend(name: str, threads: int = 2) -> Any:
