@@ -12,6 +12,7 @@ import pytest
 
 from headrace.core.config.schema import SchedulerConfig
 from headrace.core.engine.core import EngineCore
+from headrace.server.exchange import PROBES
 from support.fake_engine import FakeBooted, formula_model
 from support.http_server import RunningServer, running_server
 
@@ -101,11 +102,12 @@ def test_a_stream_that_takes_too_long_ends_with_an_error(booted: FakeBooted) -> 
 
 
 def test_a_failed_engine_is_told_and_shown(
-    booted: FakeBooted, monkeypatch: pytest.MonkeyPatch
+    booted: FakeBooted, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def break_down(*args: Any) -> Any:
         raise RuntimeError("secret detail")
 
+    caplog.set_level("INFO", logger="headrace.access")
     with running_server(booted) as server, closing(connect(server)) as client:
         booted.executor.gate.clear()
         ask(server, client, max_tokens=5)
@@ -121,6 +123,12 @@ def test_a_failed_engine_is_told_and_shown(
             client.request("GET", path)
             response, state = answer(client)
             assert (response.status, state) == (status, {"status": "failed"})
+        until(lambda: sum(line["path"] in PROBES for line in lines(caplog)) == 2)
+        # A probe that is told the truth is no fault of its own.
+        probes = [
+            r for r in caplog.records if '"path":"/health"' in r.message or "/ready" in r.message
+        ]
+        assert {r.levelname for r in probes if r.name == "headrace.access"} == {"INFO"}
         ask(server, client)
         response, error = answer(client)
         assert response.status == 503
@@ -185,6 +193,7 @@ def test_one_line_is_logged_for_each_request(
     ):
         ask(server, client, zeta=1)
         answer(client)
+        until(lambda: len(lines(caplog)) == 1)  # a line may come after its answer
         client.request("GET", "/nowhere")
         answer(client)
         until(lambda: len(lines(caplog)) == 2)

@@ -17,6 +17,7 @@ MAX_STOP_TOKEN_IDS: Final = 1024
 MAX_LOGIT_BIASES: Final = 1024
 MAX_LOGPROBS: Final = 20
 MAX_SLO_MS: Final = 1e9
+MIN_TEMPERATURE: Final = 1e-5  # below it a draw is the likeliest token anyway
 MAX_PRIORITY: Final = 2**31 - 1
 
 
@@ -49,6 +50,7 @@ def resolve_params(
     _check("min_tokens", params.min_tokens, 0, max_tokens)
     return msgspec.structs.replace(
         params,
+        temperature=params.temperature if params.temperature >= MIN_TEMPERATURE else 0.0,
         max_tokens=max_tokens,
         top_k=max(0, params.top_k),
         seed=params.seed % 2**64,

@@ -19,6 +19,8 @@ ABORT = "headrace.abort"  # ASGI extension of our connections: break the connect
 CLIENT_GONE = 499  # what proxies log for a client that did not wait
 
 _log = logging.getLogger("headrace.access")
+
+PROBES = ("/health", "/ready")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -89,7 +91,9 @@ class Exchange:
             line["ignored_fields"] = self.ignored_fields
         if self.error:
             line["error"] = self.error
-        level = logging.WARNING if self.status >= 500 else logging.INFO
+        # A probe that is told "not yet" has its answer; nothing is wrong.
+        is_fault = self.status >= 500 and self.scope["path"] not in PROBES
+        level = logging.WARNING if is_fault else logging.INFO
         _log.log(level, "%s", msgspec.json.encode(line).decode())
 
 

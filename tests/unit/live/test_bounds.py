@@ -133,6 +133,11 @@ def test_the_core_gets_its_own_spelling() -> None:
     assert params.top_k == 0
 
 
+@pytest.mark.parametrize(("asked", "taken"), [(1e-310, 0.0), (9e-6, 0.0), (1e-5, 1e-5)])
+def test_a_temperature_next_to_nothing_is_greedy(asked: float, taken: float) -> None:
+    assert resolve(temperature=asked).temperature == taken
+
+
 def test_the_request_as_a_whole_is_bounded() -> None:
     check_request(64, ("x" * 256,) * 16, -(2**31) + 1, Slo(ttft_ms=0, itl_ms=1e9))
     for n, stops, priority, slo, param in (
