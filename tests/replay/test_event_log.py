@@ -3,6 +3,7 @@ simulator.
 """
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,11 +14,12 @@ import pytest
 from headrace.adapters.executors.sim import FakeSteps, SimExecutor
 from headrace.core.base.errors import ConfigError
 from headrace.core.base.events import (
+    Finish,
     StartStep,
     StepDone,
 )
 from headrace.core.base.plan import StepPlan
-from headrace.core.base.request import Slo
+from headrace.core.base.request import FinishReason, Slo
 from headrace.core.base.types import NS_PER_S, Ns, SeqId
 from headrace.core.config.schema import KvConfig, SchedulerConfig, WorkerConfig
 from headrace.core.cost.fitted import FittedCostModel
@@ -61,6 +63,10 @@ def record(path: Path, *, failure_rate: float = 0.1) -> list[Frame]:
         other = seq_spec(2 * i + 1, prompt, max_tokens=12, seed=2**64 - 1)
         if i % 5 == 0:
             other = msgspec.structs.replace(other, slo=Slo(ttft_ms=1e-6))
+        if i % 4 == 1:
+            # Some end by it, some before; its timer rings later than due in either case.
+            due = Ns(time.monotonic_ns() + i * 20_000)
+            other = msgspec.structs.replace(other, deadline_ns=due)
         engine.submit([one, other], ear)
         if i % 3 == 0:
             engine.cancel(SeqId(2 * i))
@@ -121,7 +127,11 @@ def test_the_log_holds_what_happened(recorded: tuple[Path, list[Frame]]) -> None
         "Finish",
         "Emit",
         "KvChanged",
+        "CallAt",
+        "Timer",
     }
+    reasons = {e.reason for frame in seen for e in frame.effects if isinstance(e, Finish)}
+    assert FinishReason.DEADLINE in reasons
 
 
 def test_a_replay_has_the_recorded_effects(recorded: tuple[Path, list[Frame]]) -> None:
