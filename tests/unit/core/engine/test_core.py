@@ -36,6 +36,16 @@ def test_stop_tokens_end_it_and_are_part_of_the_output(is_eos: bool) -> None:
     assert bench.output[spec.seq_id][-1] == stop
 
 
+def test_nothing_ends_before_min_tokens() -> None:
+    bench = Bench()
+    eos = tuple(range(VOCAB))
+    spec = bench.seq((1,), max_tokens=9, min_tokens=3, eos_token_ids=eos, stop_token_ids=eos)
+    bench.handle(Arrive((spec,)))
+    bench.run()
+    assert len(bench.output[spec.seq_id]) == 3
+    assert bench.finished[spec.seq_id].reason == "stop"
+
+
 def test_ignore_eos_goes_on() -> None:
     bench = Bench()
     eos = tuple(range(VOCAB))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from headrace.core.base.events import Arrive
+from headrace.core.base.events import Arrive, Cancel
 from headrace.core.base.plan import StepPlan
 from headrace.core.base.request import Slo
 from headrace.core.base.types import SeqId
@@ -30,6 +30,13 @@ def test_a_long_prompt_is_computed_in_chunks_beside_decoding() -> None:
     assert bench.plan.seqs[1].sample is not None  # only now it has logits to choose from
     bench.run()
     bench.assert_outputs()
+
+
+def test_one_token_each_for_those_that_decode_before_an_older_prompt() -> None:
+    bench = Bench(step_tokens=8, chunk_tokens=7)
+    bench.handle(Arrive((bench.seq((1,) * 40, max_tokens=1), bench.seq((2,), max_tokens=9))))
+    bench.step()
+    assert list(shares(bench.plan).items()) == [(1, 1), (0, 7)]
 
 
 def test_chunk_tokens_caps_one_sequence_not_the_step() -> None:
@@ -61,12 +68,16 @@ def test_twins_that_arrive_together_are_computed_once(num_twins: int) -> None:
     bench.assert_outputs()
 
 
-def test_a_twin_of_a_cancelled_sequence_computes_for_itself() -> None:
+@pytest.mark.parametrize("is_cancelled", [True, False])
+def test_a_twin_of_a_sequence_that_is_lost_computes_for_itself(is_cancelled: bool) -> None:
     bench = Bench(step_tokens=8)
     prompt = tuple(range(30))
     bench.handle(Arrive((bench.seq(prompt, max_tokens=2), bench.seq(prompt, max_tokens=2))))
     bench.step()
-    bench.fail_step()
+    if is_cancelled:
+        bench.handle(Cancel(SeqId(0)))
+    else:
+        bench.fail_step()
     bench.run()
     assert len(bench.finished) == 2
     bench.assert_outputs()
