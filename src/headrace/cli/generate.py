@@ -8,6 +8,7 @@ from headrace.cli.logs import start_logging
 from headrace.cli.output import print_json, print_piece
 from headrace.cli.sampling import SamplingFlags
 from headrace.cli.settings import load_settings
+from headrace.core.base.errors import ConfigError
 
 
 def generate(
@@ -27,6 +28,10 @@ def generate(
         if not is_raw:
             # The end of the last line is the shell's, not the message's.
             prompt = prompt.removesuffix("\n")
+        if not prompt:
+            raise ConfigError(
+                "standard input holds no prompt", hint="headrace generate PROMPT, or pipe one in"
+            )
     with answering(config, sampling) as answerer:
         if is_raw:
             answer = answerer.complete(prompt)

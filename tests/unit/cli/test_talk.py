@@ -64,6 +64,16 @@ def generate(capsys: Capture, *arguments: str) -> dict[str, Any]:
     return figures
 
 
+@pytest.mark.parametrize("text", ["", "\n"])
+def test_generate_asks_for_a_prompt(
+    boots: Boots, capsys: Capture, monkeypatch: Monkey, text: str
+) -> None:
+    say(monkeypatch, text)
+    assert main(["generate"]) == 2
+    assert "standard input holds no prompt" in capsys.readouterr().err
+    assert boots.num_closed == 0
+
+
 def test_generate_prints_the_answer(boots: Boots, capsys: Capture) -> None:
     assert main(["generate", "hi", "--max-tokens", "5", "--seed", "1"]) == 0
     out, err = capsys.readouterr()
