@@ -225,3 +225,34 @@ def test_a_sum_and_its_norm_are_both_right() -> None:
     normed = twice / np.sqrt((twice**2).mean(-1, keepdims=True) + 1e-5) * values_of(weight)
     out = apply(backend_of(), body, x, {"w": weight})
     np.testing.assert_allclose(out, normed + twice, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("wanted", [[], [0], [19], [2, 3, 11], list(range(20))])
+def test_rows_that_nobody_wants_change_nothing(wanted: list[int]) -> None:
+    """Rows are dropped before the last operations, but keys and values of all are kept."""
+    spec = AttentionSpec(2, 1, 16, 0.25)
+    rope = Rope((1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003), False)
+    weights = {
+        "qkv": view_of(normal(64, 32, seed=1)),
+        "out": view_of(normal(32, 32, seed=2)),
+        "up": view_of(normal(64, 32, seed=3)),
+        "norm": view_of(normal(1, 32, seed=4)),
+    }
+
+    def body(ops: Any, x: Any, w: Any) -> Any:
+        attended = ops.attention(ops.linear(x, (w["qkv"],)), 0, spec, rope)
+        early = ops.add(x, ops.linear(attended, (w["out"],)))
+        x = ops.add(early, ops.silu_mul(ops.linear(early, (w["up"],))))
+        attended = ops.attention(ops.linear(x, (w["qkv"],)), 1, spec, rope)
+        x = ops.add(x, ops.linear(attended, (w["out"],)))
+        normed = ops.rms_norm(x, w["norm"], 1e-5)
+        return ops.add(ops.add(early, x), ops.silu_mul(ops.linear(normed, (w["up"],))))
+
+    program = compile_rows(
+        backend_of(threads=2), body, normal(21, 32), weights, kv=KvLayout(2, 1, 16, 4)
+    )
+    everything = run(program, batch_of((range(20), 0, [0, 1])))
+    following = run(program, batch_of(([20], 20, [0, 1])))
+    some = run(program, batch_of((range(20), 0, [2, 3]), logit_rows=wanted))
+    assert some.tobytes() == everything[wanted].tobytes()
+    assert run(program, batch_of(([20], 20, [2, 3]))).tobytes() == following.tobytes()

@@ -132,6 +132,7 @@ HR_INLINE void tile(const float* b, size_t b_stride, const float* a, size_t a_st
                     int depth, bool accumulate) {
   F acc[R];
   for (int r = 0; r < R; ++r) acc[r] = accumulate ? load(c + r * c_stride) : zero();
+#pragma GCC unroll 4
   for (int k = 0; k < depth; ++k) {
     const F w = load(b + k * b_stride);
     for (int r = 0; r < R; ++r) acc[r] = fma(w, set1(a[r * a_stride + k]), acc[r]);
@@ -161,40 +162,61 @@ void matmul(int rows, const float* b, size_t b_stride, const float* a, size_t a_
 
 // ---- Few rows: weights are decoded in registers and used at once ----
 
-template <class D, int R>
+// R rows times P panels. A sum can take one product in four cycles, so a lone row works on two panels at a time, four
+// inputs of one and then of the other, which keeps their scales in registers.
+template <class D, int R, int P>
 struct DirectStep {
-  D decoder;
+  D decoder[P];
   const float* x;
   size_t x_stride;
-  F acc[R];
+  F acc[P][R];
 
   template <int K>
+  __attribute__((always_inline)) void input(int p) {
+    const F w = decoder[p].template weight<K>();
+    for (int r = 0; r < R; ++r) acc[p][r] = fma(w, set1(x[r * x_stride + K]), acc[p][r]);
+  }
+  template <int J>
   __attribute__((always_inline)) void at() {
-    const F w = decoder.template weight<K>();
-    for (int r = 0; r < R; ++r) acc[r] = fma(w, set1(x[r * x_stride + K]), acc[r]);
+    for (int p = 0; p < P; ++p) {
+      input<4 * J>(p);
+      input<4 * J + 1>(p);
+      input<4 * J + 2>(p);
+      input<4 * J + 3>(p);
+    }
   }
 };
 
-template <class D, int R>
-void direct(const LinearSpan& s, const std::byte* panel, float* sums) {
+// sums[p][r][16]
+template <class D, int R, int P>
+void direct(const LinearSpan& s, const std::byte* panels, float* sums) {
   constexpr int depth = record_inputs(D::kType);
   const int full = s.num_inputs / depth;
-  DirectStep<D, R> step;
+  DirectStep<D, R, P> step;
   step.x = s.x;
   step.x_stride = s.x_stride;
-  for (int r = 0; r < R; ++r) step.acc[r] = zero();
-  for (int i = 0; i < full; ++i, panel += record_bytes(D::kType), step.x += depth) {
-    step.decoder = D::open(panel);
-    unrolled<depth>(step);
+  for (int p = 0; p < P; ++p)
+    for (int r = 0; r < R; ++r) step.acc[p][r] = zero();
+  for (int i = 0; i < full; ++i, panels += record_bytes(D::kType), step.x += depth) {
+    for (int p = 0; p < P; ++p) {
+      const std::byte* record = panels + p * s.panel_bytes;
+      step.decoder[p] = D::open(record);
+      // The same place of the panels that come next: the hardware sees each panel's end as the end of a stream.
+      for (size_t line = 0; line < record_bytes(D::kType); line += 64)
+        __builtin_prefetch(record + P * s.panel_bytes + line);
+    }
+    unrolled<depth / 4>(step);
   }
-  if (const int rest = s.num_inputs - full * depth; rest > 0) {
+  const int rest = s.num_inputs - full * depth;
+  for (int p = 0; p < P; ++p) {
     alignas(64) float tail[depth * kLanes];
-    decode<D>(panel, 1, tail);
-    for (int k = 0; k < rest; ++k)
-      for (int r = 0; r < R; ++r)
-        step.acc[r] = fma(load(tail + k * kLanes), set1(step.x[r * s.x_stride + k]), step.acc[r]);
+    if (rest > 0) decode<D>(panels + p * s.panel_bytes, 1, tail);
+    for (int r = 0; r < R; ++r) {
+      for (int k = 0; k < rest; ++k)
+        step.acc[p][r] = fma(load(tail + k * kLanes), set1(step.x[r * s.x_stride + k]), step.acc[p][r]);
+      store(sums + (p * R + r) * kLanes, step.acc[p][r]);
+    }
   }
-  for (int r = 0; r < R; ++r) store(sums + r * kLanes, step.acc[r]);
 }
 
 // ---- Many rows: a stretch of a panel is decoded into the first-level cache and used by all rows ----
@@ -218,9 +240,15 @@ HR_INLINE void finish_panel(const LinearSpan& s, int panel, int rows, const floa
 
 template <class D, int R>
 void direct_rows(const LinearSpan& s) {
-  alignas(64) float sums[R * kLanes];
-  for (int panel = 0; panel < s.num_panels; ++panel) {
-    direct<D, R>(s, s.panels + panel * s.panel_bytes, sums);
+  constexpr int P = R == 1 ? 2 : 1;
+  alignas(64) float sums[P * R * kLanes];
+  int panel = 0;
+  for (; panel + P <= s.num_panels; panel += P) {
+    direct<D, R, P>(s, s.panels + panel * s.panel_bytes, sums);
+    for (int p = 0; p < P; ++p) finish_panel(s, panel + p, R, sums + p * R * kLanes, 0);
+  }
+  for (; panel < s.num_panels; ++panel) {
+    direct<D, R, 1>(s, s.panels + panel * s.panel_bytes, sums);
     finish_panel(s, panel, R, sums, 0);
   }
 }

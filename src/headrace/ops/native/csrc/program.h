@@ -114,6 +114,7 @@ class Program {
   int rows_of(int reg) const;
   View view(int reg) const;
 
+  void select_early();
   void fuse();
   void place_registers();
   void check(const Step& step) const;

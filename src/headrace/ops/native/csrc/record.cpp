@@ -145,8 +145,54 @@ int Program::select_logit_rows(int x) {
 void Program::seal(int logits) {
   if (!at(logits).logit_rows) fail("the logits must come from select_logit_rows");
   logits_ = logits;
+  select_early();
   fuse();
   place_registers();
+}
+
+// Moves the selection of logit rows up to the last attention, past operations that treat each row by itself: what
+// follows is then computed for the rows that somebody asked for.
+void Program::select_early() {
+  const auto row_wise = [](const Op& op) {
+    return op.kind == Kind::rms_norm || op.kind == Kind::linear || op.kind == Kind::add || op.kind == Kind::silu_mul;
+  };
+  std::vector<bool> every_row(registers_.size(), false);  // whether somebody reads all rows of a register
+  for (size_t i = ops_.size(); i-- > 0;) {
+    const Op& op = ops_[i];
+    const bool all = op.kind == Kind::attention || (row_wise(op) && every_row[static_cast<size_t>(op.out)]);
+    for (int reg : {op.x, op.y})
+      if (reg >= 0 && all) every_row[static_cast<size_t>(reg)] = true;
+  }
+
+  std::vector<int> selected(registers_.size(), -1);  // a register's logit rows
+  std::vector<Op> ops;
+  const auto select = [&](int reg) {
+    if (reg < 0 || at(reg).logit_rows) return reg;
+    int& rows = selected[static_cast<size_t>(reg)];
+    if (rows >= 0) return rows;
+    Op op{.kind = Kind::select};
+    op.x = reg;
+    rows = op.out = new_register(at(reg).width, true);
+    ops.push_back(std::move(op));
+    return rows;
+  };
+  for (Op& op : ops_) {
+    if (op.kind == Kind::select) {
+      selected[static_cast<size_t>(op.out)] = select(op.x);
+      continue;
+    }
+    for (int* reg : {&op.x, &op.y})
+      if (*reg >= 0 && selected[static_cast<size_t>(*reg)] >= 0 && at(*reg).logit_rows)
+        *reg = selected[static_cast<size_t>(*reg)];
+    if (row_wise(op) && !every_row[static_cast<size_t>(op.out)]) {
+      op.x = select(op.x);
+      op.y = select(op.y);
+      registers_[static_cast<size_t>(op.out)].logit_rows = true;
+    }
+    ops.push_back(std::move(op));
+  }
+  if (const int rows = selected[static_cast<size_t>(logits_)]; rows >= 0) logits_ = rows;
+  ops_ = std::move(ops);
 }
 
 // add followed by the norm of its sum becomes one walk over the row.
