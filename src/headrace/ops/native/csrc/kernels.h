@@ -107,6 +107,10 @@ struct Kernels {
   void (*attend)(const AttentionTile&);
   // Merge the partial results of a tile's segments, `step` floats apart.
   void (*merge_segments)(const AttentionTile&, const float* partials, size_t step, int num_segments);
+  // The greatest of a row; NaN or infinity where one is in it.
+  float (*max_row)(const float* x, int n);
+  // exp(x - shift), 0 where the difference is below -700. Differences are not positive.
+  void (*exp_row)(const double* x, double shift, int n, double* out);
 };
 
 const Kernels* portable_kernels();

@@ -10,7 +10,7 @@ namespace headrace {
 const Kernels* avx2_kernels() {
   using namespace avx2;
   static constexpr Kernels kernels{"avx2", linear, nullptr, to_bf16, weight_row, add_row, rms_norm,
-                                   silu_mul, rope_row, attend, merge_segments};
+                                   silu_mul, rope_row, attend, merge_segments, max_row, exp_row};
   return &kernels;
 }
 

@@ -59,7 +59,7 @@ constexpr void (*kLinearBf16)(const LinearSpan&) = nullptr;
 const Kernels* avx512_kernels() {
   using namespace avx512;
   static constexpr Kernels kernels{"avx512", linear, kLinearBf16, to_bf16, weight_row, add_row, rms_norm,
-                                   silu_mul, rope_row, attend, merge_segments};
+                                   silu_mul, rope_row, attend, merge_segments, max_row, exp_row};
   return &kernels;
 }
 

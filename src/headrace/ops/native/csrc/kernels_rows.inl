@@ -115,5 +115,49 @@ void rope_row(const RopeRow& s) {
   }
 }
 
+float max_row(const float* x, int n) {
+  F top = set1(-__builtin_inff());
+  F bad = zero();  // x * 0 is NaN for NaN and infinities; minus infinity is let through as the least float
+  const auto take = [&](F v) {
+    top = max(top, v);
+    bad = add(bad, mul(max(set1(-3.402823466e38f), v), zero()));
+  };
+  int i = 0;
+  for (; i + kLanes <= n; i += kLanes) take(load(x + i));
+  for (; i < n; ++i) take(set1(x[i]));
+  const float check = sum_lanes(bad);
+  return check == 0.0f ? max_lanes(top) : check;
+}
+
+// A plain loop that compilers vectorise. Products and sums are rounded apart, so every instruction set gives the same
+// bits: x = n ln 2 + r, the Taylor series of e^r to r^13 (below 2^-57 of it for |r| <= ln 2 / 2), times 2^n.
+void exp_row(const double* __restrict x, double shift, int n, double* __restrict out) {
+  constexpr double kRound = 6755399441055744.0;  // 1.5 * 2^52, see exp above
+  for (int i = 0; i < n; ++i) {
+    const double difference = x[i] - shift;
+    const double y = difference > -700.0 ? difference : -700.0;
+    const double shifted = y * 1.4426950408889634 + kRound;
+    const double whole = shifted - kRound;
+    const double r = (y - whole * 6.93147180369123816490e-01) - whole * 1.90821492927058770002e-10;
+    double sum = 1.0 / 6227020800.0;
+    sum = sum * r + 1.0 / 479001600.0;
+    sum = sum * r + 1.0 / 39916800.0;
+    sum = sum * r + 1.0 / 3628800.0;
+    sum = sum * r + 1.0 / 362880.0;
+    sum = sum * r + 1.0 / 40320.0;
+    sum = sum * r + 1.0 / 5040.0;
+    sum = sum * r + 1.0 / 720.0;
+    sum = sum * r + 1.0 / 120.0;
+    sum = sum * r + 1.0 / 24.0;
+    sum = sum * r + 1.0 / 6.0;
+    sum = sum * r + 0.5;
+    sum = sum * r + 1.0;
+    sum = sum * r + 1.0;
+    const uint64_t bits = (__builtin_bit_cast(uint64_t, shifted) << 52) + (uint64_t{1023} << 52);
+    const double power = __builtin_bit_cast(double, bits);
+    out[i] = difference > -700.0 ? sum * power : 0.0;
+  }
+}
+
 }  // namespace
 }  // namespace headrace::HEADRACE_ISA

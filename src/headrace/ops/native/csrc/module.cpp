@@ -134,7 +134,7 @@ nb::list finish_rows(const Program& program, nb::sequence requests) {
     const nb::gil_scoped_release release;
     program.pool().run(count, [&](int i) {
       const auto index = static_cast<size_t>(i);
-      results[index] = finish_row(program.logits_row(i), vocab_size, rows[index]);
+      results[index] = finish_row(program.kernels(), program.logits_row(i), vocab_size, rows[index]);
     });
   }
   nb::list out;

@@ -74,6 +74,7 @@ class Program {
   const float* logits_row(int row) const;
   size_t activation_bytes() const;
   ThreadPool& pool() const { return pool_; }
+  const Kernels& kernels() const { return kernels_; }
 
  private:
   enum class Kind { embed, rms_norm, add_rms_norm, linear, add, silu_mul, attention, select };

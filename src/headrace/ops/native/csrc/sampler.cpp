@@ -11,126 +11,149 @@ namespace {
 
 constexpr double kMinusInf = -std::numeric_limits<double>::infinity();
 
-// The order of candidates: greater values first, lower ids on a tie.
-template <class Value>
-auto better(const Value* values) {
-  return [values](int a, int b) { return values[a] > values[b] || (values[a] == values[b] && a < b); };
-}
+// Vectors as long as the vocabulary, kept by each thread: fresh ones would be fresh pages every time.
+struct Scratch {
+  std::vector<double> values, weights;
+  std::vector<int> ids;
+};
+thread_local Scratch scratch;
 
-// Candidates in order, sorted only as far as anybody has looked.
-template <class Value>
+// Ids in order of (value descending, id ascending), found only as far as anybody looks: values are collected in bands
+// below the greatest one, and a band is sorted a piece at a time.
 class Ranking {
  public:
-  Ranking(const Value* values, std::vector<int> ids) : better_(better(values)), ids_(std::move(ids)) {}
-
-  size_t size() const { return ids_.size(); }
+  Ranking(const std::vector<double>& values, double greatest) : values_(values), greatest_(greatest) {
+    ids_.resize(values.size() + 1);  // collecting writes one place ahead
+  }
 
   int operator[](size_t i) {
-    while (i >= sorted_) extend(std::max<size_t>(64, 8 * sorted_));
+    while (i >= sorted_) {
+      if (sorted_ == count_) collect();
+      sort_more();
+    }
     return ids_[i];
   }
 
-  void truncate(size_t size) {
-    if (size >= ids_.size()) return;
-    extend(size);
-    ids_.resize(size);
-    sorted_ = size;
-  }
-
  private:
-  void extend(size_t size) {
-    if (size <= sorted_) return;
-    const auto begin = ids_.begin() + static_cast<std::ptrdiff_t>(sorted_);
-    const auto end = size < ids_.size() ? ids_.begin() + static_cast<std::ptrdiff_t>(size) : ids_.end();
-    if (end != ids_.end()) std::nth_element(begin, end, ids_.end(), better_);
-    std::sort(begin, end, better_);
-    sorted_ = std::min(size, ids_.size());
+  void collect() {
+    const double ceiling = floor_;
+    floor_ = width_ < 1000.0 ? greatest_ - width_ : kMinusInf;
+    width_ *= 1.5;
+    for (size_t i = 0; i < values_.size(); ++i) {  // without a branch: too many would be guessed wrong
+      ids_[count_] = static_cast<int>(i);
+      count_ += static_cast<size_t>((values_[i] >= floor_) & (values_[i] < ceiling));
+    }
   }
 
-  decltype(better(static_cast<const Value*>(nullptr))) better_;
-  std::vector<int> ids_;
-  size_t sorted_ = 0;
+  void sort_more() {
+    const auto better = [this](int a, int b) {
+      const double x = values_[static_cast<size_t>(a)], y = values_[static_cast<size_t>(b)];
+      return x > y || (x == y && a < b);
+    };
+    const auto begin = ids_.begin() + static_cast<std::ptrdiff_t>(sorted_);
+    const auto all = ids_.begin() + static_cast<std::ptrdiff_t>(count_);
+    sorted_ = std::min(count_, std::max<size_t>(64, 8 * sorted_));
+    const auto end = ids_.begin() + static_cast<std::ptrdiff_t>(sorted_);
+    if (end != all) std::nth_element(begin, end, all, better);
+    std::sort(begin, end, better);
+  }
+
+  const std::vector<double>& values_;
+  double greatest_;
+  double floor_ = std::numeric_limits<double>::infinity();  // ids with values from here up are collected
+  double width_ = 3.0;
+  std::vector<int>& ids_ = scratch.ids;
+  size_t count_ = 0;   // collected
+  size_t sorted_ = 0;  // in their places
 };
 
-std::vector<int> all_ids(int n) {
-  std::vector<int> ids(static_cast<size_t>(n));
-  std::iota(ids.begin(), ids.end(), 0);
-  return ids;
-}
+double in_order(const std::vector<double>& terms) { return std::accumulate(terms.begin(), terms.end(), 0.0); }
 
-void score(const float* logits, int n, int num_top, RowResult& result) {
-  const double greatest = *std::max_element(logits, logits + n);
-  double sum = 0.0;
-  for (int i = 0; i < n; ++i) sum += std::exp(static_cast<double>(logits[i]) - greatest);
-  const double log_sum = greatest + std::log(sum);
+void score(const Kernels& kernels, const float* logits, int n, double greatest, int num_top, RowResult& result) {
+  std::vector<double>& values = scratch.values;
+  std::vector<double>& weights = scratch.weights;
+  values.assign(logits, logits + n);
+  weights.resize(values.size());
+  kernels.exp_row(values.data(), greatest, n, weights.data());
+  const double log_sum = greatest + std::log(in_order(weights));
   const float own = logits[result.token];
   result.logprob = static_cast<double>(own) - log_sum;
-  result.rank = static_cast<int>(std::count_if(logits, logits + n, [own](float l) { return l > own; }));
-  if (num_top <= 0) return;
-  Ranking<float> ranking(logits, all_ids(n));
+  for (int i = 0; i < n; ++i) result.rank += logits[i] > own;
+  Ranking ranking(values, greatest);
   for (int i = 0; i < std::min(num_top, n); ++i) {
     const int id = ranking[static_cast<size_t>(i)];
     result.top.emplace_back(id, static_cast<double>(logits[id]) - log_sum);
   }
 }
 
-std::vector<double> adjusted(const float* logits, int n, const Choice& c) {
-  std::vector<double> values(logits, logits + n);
-  if (!c.prompt.empty() || !c.output.empty()) {
-    std::unordered_map<int, int> counts;  // id -> occurrences in the output
-    for (int id : c.prompt) counts.try_emplace(id, 0);
-    for (int id : c.output) ++counts[id];
-    for (const auto& [id, count] : counts) {
-      double& value = values[static_cast<size_t>(id)];
-      value = value > 0.0 ? value / c.repetition : value * c.repetition;
-      if (count > 0) value = value - c.frequency * count - c.presence;
-    }
+void adjust(const Choice& c, std::vector<double>& values) {
+  std::unordered_map<int, int> counts;  // id -> occurrences in the output
+  for (int id : c.prompt) counts.try_emplace(id, 0);
+  for (int id : c.output) ++counts[id];
+  for (const auto& [id, count] : counts) {
+    double& value = values[static_cast<size_t>(id)];
+    value = value > 0.0 ? value / c.repetition : value * c.repetition;
+    if (count > 0) value = value - c.frequency * count - c.presence;
   }
   for (const auto& [id, bias] : c.logit_bias) values[static_cast<size_t>(id)] += bias;
   for (int id : c.banned) values[static_cast<size_t>(id)] = kMinusInf;
-  return values;
 }
 
-int draw(std::vector<double>& values, const Choice& c, double greatest) {
-  const int n = static_cast<int>(values.size());
-  std::vector<double> weights(values.size());
-  for (size_t i = 0; i < values.size(); ++i) values[i] /= c.temperature;
+int draw(const Kernels& kernels, std::vector<double>& values, double greatest, const Choice& c) {
+  const size_t n = values.size();
+  for (double& value : values) value /= c.temperature;
   greatest /= c.temperature;
-  Ranking<double> ranking(values.data(), all_ids(n));
-  double mass = 0.0;
-  const auto weigh = [&](int id) {
-    const double weight = std::exp(values[static_cast<size_t>(id)] - greatest);
-    return weight < c.min_p ? 0.0 : weight;
-  };
-  if (c.top_k > 0 && c.top_k < n) {
-    ranking.truncate(static_cast<size_t>(c.top_k));
-    for (size_t i = 0; i < ranking.size(); ++i) {
-      const auto id = static_cast<size_t>(ranking[i]);
-      mass += weights[id] = weigh(ranking[i]);
-    }
-  } else {
-    for (int id = 0; id < n; ++id) mass += weights[static_cast<size_t>(id)] = weigh(id);
-  }
-  const auto weight_at = [&](size_t i) { return weights[static_cast<size_t>(ranking[i])]; };
+  Ranking ranking(values, greatest);
+  const bool some = c.top_k > 0 && static_cast<size_t>(c.top_k) < n;
+  size_t kept = some ? static_cast<size_t>(c.top_k) : n;
 
-  size_t kept = ranking.size();
+  std::vector<double> few;  // with top_k, weights in order; without, weights by id
+  if (some)
+    for (size_t i = 0; i < kept; ++i) few.push_back(values[static_cast<size_t>(ranking[i])]);
+  std::vector<double>& weights = scratch.weights;
+  weights.resize(kept);
+  kernels.exp_row(some ? few.data() : values.data(), greatest, static_cast<int>(kept), weights.data());
+  if (c.min_p > 0.0)
+    for (double& weight : weights) weight = weight < c.min_p ? 0.0 : weight;
+  const auto weight_at = [&](size_t i) { return weights[some ? i : static_cast<size_t>(ranking[i])]; };
+
+  double mass = in_order(weights);
   if (c.top_p < 1.0) {
     const double wanted = c.top_p * mass;
+    const size_t candidates = kept;
     mass = weight_at(0);
-    for (kept = 1; kept < ranking.size() && mass < wanted; ++kept) mass += weight_at(kept);
+    for (kept = 1; kept < candidates && mass < wanted; ++kept) mass += weight_at(kept);
   }
-  const double u = static_cast<double>(philox(c.seed, c.choice, c.position)) * 0x1p-53;
-  const double threshold = u * mass;
+  const double threshold = static_cast<double>(philox(c.seed, c.choice, c.position)) * 0x1p-53 * mass;
   double cumulative = 0.0;
-  int last = ranking[0];
-  for (size_t i = 0; i < kept; ++i) {
+  int chosen = ranking[0];
+  for (size_t i = 0; i < kept && cumulative <= threshold; ++i) {
     const double weight = weight_at(i);
     if (weight == 0.0) break;  // nothing but zeros follows
     cumulative += weight;
-    last = ranking[i];
-    if (cumulative > threshold) break;
+    chosen = ranking[i];
   }
-  return last;
+  return chosen;
+}
+
+// The lowest id of the greatest value; false where all are banned.
+bool choose(const Kernels& kernels, const float* logits, int n, float greatest, const Choice& c, int& token) {
+  const bool plain = c.prompt.empty() && c.output.empty() && c.logit_bias.empty() && c.banned.empty();
+  if (plain && c.temperature == 0.0) {
+    token = static_cast<int>(std::find(logits, logits + n, greatest) - logits);
+    return greatest > kMinusInf;
+  }
+  std::vector<double>& values = scratch.values;
+  values.assign(logits, logits + n);
+  double top = greatest;
+  if (!plain) {
+    adjust(c, values);
+    top = *std::max_element(values.begin(), values.end());
+  }
+  if (top == kMinusInf) return false;
+  token = c.temperature == 0.0 ? static_cast<int>(std::find(values.begin(), values.end(), top) - values.begin())
+                               : draw(kernels, values, top, c);
+  return true;
 }
 
 }  // namespace
@@ -157,26 +180,18 @@ uint64_t philox(uint64_t seed, uint32_t choice, uint32_t position) {
   return (uint64_t{words[0]} << 32 | words[1]) >> 11;
 }
 
-RowResult finish_row(const float* logits, int vocab_size, const RowRequest& request) {
+RowResult finish_row(const Kernels& kernels, const float* logits, int vocab_size, const RowRequest& request) {
   RowResult result;
-  bool finite = true;
-  for (int i = 0; i < vocab_size; ++i) finite &= logits[i] < std::numeric_limits<float>::infinity();  // not of a NaN
-  if (!finite) {
+  const float greatest = kernels.max_row(logits, vocab_size);
+  if (!(greatest < std::numeric_limits<float>::infinity())) {
     result.fault = "not a number";
     return result;
   }
   result.token = request.target;
-  if (request.choice) {
-    std::vector<double> values = adjusted(logits, vocab_size, *request.choice);
-    const auto greatest = std::max_element(values.begin(), values.end());  // the first on a tie
-    if (*greatest == kMinusInf) {
-      result.fault = "every token is banned";
-      return result;
-    }
-    result.token = request.choice->temperature == 0.0 ? static_cast<int>(greatest - values.begin())
-                                                      : draw(values, *request.choice, *greatest);
-  }
-  if (request.num_top >= 0) score(logits, vocab_size, request.num_top, result);
+  if (request.choice && !choose(kernels, logits, vocab_size, greatest, *request.choice, result.token))
+    result.fault = "every token is banned";
+  else if (request.num_top >= 0)
+    score(kernels, logits, vocab_size, greatest, request.num_top, result);
   return result;
 }
 

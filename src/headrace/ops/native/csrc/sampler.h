@@ -7,7 +7,7 @@
 //   1. for ids of prompt or output: l > 0 ? l / repetition : l * repetition;
 //      for ids of the output: - frequency * count - presence; then + logit_bias; banned ids = -inf
 //   2. temperature 0: the greatest, lowest id on a tie. Else divide by temperature
-//   3. order by (value descending, id ascending); keep top_k; weigh w = exp(value - greatest value)
+//   3. order by (value descending, id ascending); keep top_k; weigh w = exp(value - greatest value), 0 below e^-700
 //   4. min_p: drop w < min_p; mass = sum of the kept weights
 //   5. top_p: keep the shortest beginning whose cumulative weight >= top_p * mass, at least one; mass = its weight
 //   6. take the first whose cumulative weight > u * mass, with u = philox(seed, choice, position) / 2^53
@@ -20,6 +20,8 @@
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "kernels.h"
 
 namespace headrace {
 
@@ -54,6 +56,6 @@ struct RowResult {
   std::string fault;  // not empty: why there is no result
 };
 
-RowResult finish_row(const float* logits, int vocab_size, const RowRequest& request);
+RowResult finish_row(const Kernels& kernels, const float* logits, int vocab_size, const RowRequest& request);
 
 }  // namespace headrace
