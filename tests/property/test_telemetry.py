@@ -107,7 +107,7 @@ class Histories(RuleBasedStateMachine):
     def see(self, event: EngineEvent, *effects: EngineEffect) -> None:
         records = self.telemetry.observe(Ns(self.now), event, effects)
         self.counters.observe(event, effects)
-        self.window.observe(Ns(self.now), event, effects, records)
+        self.window.observe(Ns(self.now), event, effects)
         self.num_records += len(records)
         for record in records:
             check_record(record)

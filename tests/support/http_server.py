@@ -1,6 +1,7 @@
 """A server on a free port of 127.0.0.1, in a thread of the test's process."""
 
 import asyncio
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,13 +19,20 @@ if TYPE_CHECKING:
 class RunningServer:
     """Starts on creation; `stop` drains and joins."""
 
-    def __init__(self, booted: Any, *, is_attached: bool = True, **settings: Any) -> None:
+    def __init__(
+        self,
+        booted: Any,
+        *,
+        is_attached: bool = True,
+        listener: socket.socket | None = None,
+        **settings: Any,
+    ) -> None:
         self.booted = booted
         self.config = ServerConfig(port=0, **settings)
         self.app: Starlette = create_app(
             booted if is_attached else None, self.config, telemetry=TelemetryConfig()
         )
-        self.server = HttpServer(self.app, self.config)
+        self.server = HttpServer(self.app, self.config, listener=listener)
         self.error: BaseException | None = None
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name="http", daemon=True)

@@ -9,7 +9,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -64,11 +64,16 @@ class _Drain:
 
 
 @dataclass(frozen=True, slots=True)
+class _Call:
+    callback: Callable[[Ns], None]
+
+
+@dataclass(frozen=True, slots=True)
 class _Close:
     pass
 
 
-_Message = _Submit | _Check | _Drain | _Close | Cancel | StepDone | StepFailed | CopyDone
+_Message = _Submit | _Check | _Drain | _Call | _Close | Cancel | StepDone | StepFailed | CopyDone
 
 
 class LiveEngine:
@@ -162,6 +167,12 @@ class LiveEngine:
         with self._gate:
             self._listeners.observe(callback)
 
+    def call_soon(self, callback: Callable[[Ns], None]) -> None:
+        """Call `callback(now)` on the engine thread, after the events of what the caller has
+        submitted and cancelled before. An engine that is closed drops it.
+        """
+        self._inbox.put(_Call(callback))
+
     def check(self) -> None:
         """Check every law of the core between two events. Raises InvariantError, also where it was
         broken before.
@@ -233,6 +244,8 @@ class LiveEngine:
             case _Drain(done):
                 self._is_refusing = True
                 self._drains.append(done)
+            case _Call(callback):
+                self._call(callback)
             case _Close():
                 self._is_refusing = self._is_ending = True
                 for seq_id in self._listeners.living():
@@ -262,6 +275,12 @@ class LiveEngine:
             self._listeners.refuse(self._tick(), event, "draining", "the server is shutting down")
         else:
             self._handle(event)
+
+    def _call(self, callback: Callable[[Ns], None]) -> None:
+        try:
+            callback(Ns(max(self._now, time.monotonic_ns())))
+        except Exception:
+            _log.exception("a call on the engine thread failed")
 
     def _check(self, done: "Future[None]") -> None:
         try:

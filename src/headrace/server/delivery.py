@@ -6,10 +6,15 @@ never holds back another request.
 """
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, suppress
 
 from headrace.core.base.errors import HeadraceError
+from headrace.core.base.types import Ns
+from headrace.core.telemetry import ClientWait
+
+KEEPS_UP_NS = 1_000_000  # a send may take this long without anybody having waited
 
 
 class SlowReader(HeadraceError):
@@ -47,6 +52,9 @@ class Delivery:
         self._is_done = False
         self._changed = asyncio.Event()
         self._taken = asyncio.Event()
+        # For so long the client has had bytes to take, without a pause; None = it has caught up.
+        self._behind_ns: Ns | None = None
+        self._left_ns: Ns | None = None  # when the last bytes left; None = they are leaving
         self._task = asyncio.create_task(self._run(source))
         self._task.add_done_callback(self._on_done)
 
@@ -88,11 +96,25 @@ class Delivery:
                 chunk = bytes(self._pending)
                 self._pending.clear()
                 self._taken.set()
+                self._left_ns = None
+                if self._behind_ns is None:
+                    self._behind_ns = Ns(time.monotonic_ns())
                 yield chunk
+                self._left_ns = Ns(time.monotonic_ns())
             elif self._is_done:
                 return
             else:
+                self._behind_ns = None
                 await self._wait()
+
+    def client_wait(self) -> ClientWait | None:
+        """How long the last bytes waited for the client, who may have left; None = it kept up."""
+        if self._behind_ns is None:
+            return None
+        until_ns = Ns(time.monotonic_ns()) if self._left_ns is None else self._left_ns
+        if until_ns - self._behind_ns < KEEPS_UP_NS:
+            return None
+        return ClientWait(self._behind_ns, until_ns)
 
     def fail(self, error: Exception) -> None:
         """End the answer with an error that is the server's, as at the end of a drain."""

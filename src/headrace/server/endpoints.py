@@ -156,9 +156,13 @@ def engine_requests(
 ) -> Sequence[GenerateRequest]:
     """One request of the engine for each prompt."""
     timeout_ns = int(service.config.request_timeout_s * NS_PER_S)
+    ids = [answer.id]
+    if len(answer.prompts) > 1:
+        ids = [f"{answer.id}-{index}" for index in range(len(answer.prompts))]
+    exchange.engine_ids = ids
     return [
         GenerateRequest(
-            request_id=answer.id if len(answer.prompts) == 1 else f"{answer.id}-{index}",
+            request_id=request_id,
             prompt_tokens=prompt.tokens,
             params=sampling,
             n=answer.num_choices,
@@ -172,7 +176,7 @@ def engine_requests(
             arrived_ns=Ns(exchange.arrived_ns),
             is_max_tokens_explicit=is_explicit,
         )
-        for index, prompt in enumerate(answer.prompts)
+        for request_id, prompt in zip(ids, answer.prompts, strict=True)
     ]
 
 
@@ -212,7 +216,7 @@ async def deliver(
     finally:
         if delivery.error is not None:
             exchange.error = f"{type(delivery.error).__name__}: {delivery.error}"
-        await service.end(delivery)
+        await service.end(delivery, exchange.engine_ids)
 
 
 async def _unless_gone(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:

@@ -33,6 +33,7 @@ class Exchange:
     is_stream: bool = False
     ignored_fields: list[str] = field(default_factory=list)
     tally: Tally | None = None
+    engine_ids: list[str] = field(default_factory=list)  # the engine's requests, one a prompt
     error: str = ""
 
     @classmethod

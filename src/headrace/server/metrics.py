@@ -5,7 +5,9 @@ the simulator uses too; totals and what is (queue lengths, blocks) are read when
 Labels have closed sets of values.
 """
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import accumulate
 from typing import Final
 
@@ -25,8 +27,17 @@ from headrace.core.base.request import FinishReason, Slo
 from headrace.core.base.types import NS_PER_S, Ns
 from headrace.core.config.schema import TelemetryConfig
 from headrace.core.cost.fitted import FittedCostModel
-from headrace.core.telemetry import Counters, RequestRecord, Telemetry
+from headrace.core.telemetry import (
+    Answers,
+    Cause,
+    ClientWait,
+    Counters,
+    GoodputWindow,
+    RequestRecord,
+    Telemetry,
+)
 from headrace.core.telemetry.record import ITL_BOUNDS_NS
+from headrace.core.telemetry.windows import WINDOWS_S
 from headrace.live.engine import LiveEngine
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
@@ -98,6 +109,8 @@ class Metrics:
         self._slo = slo
         self._telemetry = Telemetry(slo, FittedCostModel.prior())
         self._counters = Counters()
+        self._answers = Answers()
+        self._window = GoodputWindow()
         self.http_in_flight = Gauge(
             "headrace_http_requests_in_flight", "HTTP requests under way", registry=self._own
         )
@@ -116,6 +129,7 @@ class Metrics:
         self._decode = self._histogram("decode", "first token to last token")
         self._itl_counts = [0] * (len(ITL_BOUNDS_NS) + 1)
         self._itl_sum_ns = 0
+        self._spent_ns = dict.fromkeys(Cause, 0)
 
     def attach(self, engine: LiveEngine, model_name: str) -> None:
         """Before the engine's first sequence."""
@@ -138,14 +152,31 @@ class Metrics:
             path = "other"
         self._http.labels(path, method if method in _METHODS else "other", str(status)).inc()
 
+    def leave(self, request_ids: Sequence[str], wait: ClientWait | None) -> None:
+        """The answer to these requests of the engine, if it had any, has left the server; until
+        then its sequences count as unfinished in all that is measured to their end.
+        """
+        if self._engine is not None and request_ids:
+            self._engine.call_soon(partial(self._leave, request_ids, wait))
+
     # ---- on the engine thread
 
     def _observe(self, now: Ns, event: EngineEvent, effects: Sequence[EngineEffect]) -> None:
         self._counters.observe(event, effects)
-        for record in self._telemetry.observe(now, event, effects):
-            self._record(record)
+        self._window.observe(now, event, effects)
+        records = self._telemetry.observe(now, event, effects)
+        for record in self._answers.observe(event, effects, records):
+            self._record(now, record)
 
-    def _record(self, record: RequestRecord) -> None:
+    def _leave(self, request_ids: Sequence[str], wait: ClientWait | None, now: Ns) -> None:
+        for request_id in request_ids:
+            for record in self._answers.leave(request_id, wait):
+                self._record(now, record)
+
+    def _record(self, now: Ns, record: RequestRecord) -> None:
+        self._window.count(now, record)
+        for cause, spent_ns in record.time.by_cause().items():
+            self._spent_ns[cause] += spent_ns
         self._e2e.observe(record.e2e_ns / NS_PER_S)
         if record.admitted_ns is not None:
             self._queue.observe((record.admitted_ns - record.arrived_ns) / NS_PER_S)
@@ -173,7 +204,8 @@ class Metrics:
         return Histogram(f"headrace_{name}_seconds", help, registry=self._own, buckets=_SECONDS)
 
     def _families(self) -> Iterator[Metric]:
-        for family in (*self._own.collect(), *self._totals(), self._itl(), *self._now()):
+        made = (*self._totals(), self._spent(), self._itl(), *self._lately(), *self._now())
+        for family in (*self._own.collect(), *made):
             family.samples = [one for one in family.samples if not one.name.endswith("_created")]
             yield family
             if (alias := ALIASES.get(family.name)) and self._engine is not None:
@@ -204,6 +236,34 @@ class Metrics:
                 ("failed_steps", "steps that failed", counters.num_failed_steps),
             )
         )
+
+    def _spent(self) -> Metric:
+        family = CounterMetricFamily(
+            "headrace_spent_seconds", "arrival to end, by what took the time", labels=["cause"]
+        )
+        for cause, spent_ns in self._spent_ns.items():
+            family.add_metric([cause.value], spent_ns / NS_PER_S)
+        return family
+
+    def _lately(self) -> Iterable[Metric]:
+        goodput = GaugeMetricFamily(
+            "headrace_goodput_requests_per_second",
+            "sequences that kept every latency limit, of those that ended within the window",
+            labels=["window"],
+        )
+        attainment = GaugeMetricFamily(
+            "headrace_slo_attainment_ratio",
+            "part of those that ended or were refused for want of room within the window",
+            labels=["window"],
+        )
+        now = Ns(time.monotonic_ns())
+        for window_s in WINDOWS_S:
+            rates = self._window.query(now, window_s)
+            goodput.add_metric([f"{window_s}s"], rates.goodput_per_s)
+            if rates.attainment is not None:  # of none there is no part
+                attainment.add_metric([f"{window_s}s"], rates.attainment)
+        yield goodput
+        yield attainment
 
     def _itl(self) -> Metric:
         bounds = [*(f"{bound / NS_PER_S:g}" for bound in ITL_BOUNDS_NS), "+Inf"]

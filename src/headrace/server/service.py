@@ -6,6 +6,7 @@ failed, that is nobody.
 
 import asyncio
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -114,9 +115,14 @@ class Service:
         self._deliveries.add(delivery)
         self._is_idle.clear()
 
-    async def end(self, delivery: Delivery) -> None:
-        """Let go of an answer, sent or not; the engine has been told before this returns."""
+    async def end(self, delivery: Delivery, engine_ids: Sequence[str] = ()) -> None:
+        """Let go of an answer, sent or not; the engine has been told before this returns.
+
+        `engine_ids` are those of the requests that the engine had for it.
+        """
+        wait = delivery.client_wait()
         await delivery.aclose()
+        self.metrics.leave(engine_ids, wait)
         self._deliveries.discard(delivery)
         if not self._deliveries:
             self._is_idle.set()

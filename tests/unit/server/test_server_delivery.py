@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 
 from headrace.core.base.errors import OverloadError, RequestError
-from headrace.server.delivery import Delivery, SlowReader
+from headrace.core.base.types import Ns
+from headrace.core.telemetry import ClientWait
+from headrace.server import delivery as delivery_module
+from headrace.server.delivery import KEEPS_UP_NS, Delivery, SlowReader
 
 
 class Source:
@@ -173,5 +176,89 @@ def test_a_reader_that_takes_is_not_cut() -> None:
         delivery.commit()
         assert await rest(delivery) == b"abcd" * 100
         assert cuts == []
+
+    run(test)
+
+
+class Clock:
+    """Stands in for the `time` module of `delivery`."""
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+
+    def monotonic_ns(self) -> int:
+        return self.now_ns
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(delivery_module, "time", clock)
+    return clock
+
+
+async def send(delivery: Delivery, clock: Clock, *sends_ns: int) -> bytes:
+    """Takes the bytes, and spends so long over each piece."""
+    sent, times = b"", iter(sends_ns)
+    async for chunk in delivery:
+        sent += chunk
+        clock.now_ns += next(times)
+        for _ in range(5):  # in which the source may go on
+            await asyncio.sleep(0)
+    return sent
+
+
+def test_a_client_that_keeps_up_has_not_been_waited_for(clock: Clock) -> None:
+    async def test(source: Source) -> None:
+        delivery = delivery_of(source)
+        assert delivery.client_wait() is None
+        source.feed(b"a", b"b", None)
+        assert await send(delivery, clock, KEEPS_UP_NS - 1) == b"ab"
+        clock.now_ns += 10 * KEEPS_UP_NS  # what the server does afterwards is not the client's
+        assert delivery.client_wait() is None
+
+    run(test)
+
+
+def test_the_wait_for_a_client_lasts_until_the_last_bytes_have_left(clock: Clock) -> None:
+    async def test(source: Source) -> None:
+        delivery = delivery_of(source)
+        begin = clock.now_ns = 5 * KEEPS_UP_NS
+        source.feed(b"a")
+        await delivery.first(None)
+        sending = asyncio.create_task(send(delivery, clock, 30 * KEEPS_UP_NS, 20 * KEEPS_UP_NS))
+        await asyncio.sleep(0)
+        source.feed(b"b", None)
+        assert await sending == b"ab"
+        clock.now_ns += KEEPS_UP_NS
+        assert delivery.client_wait() == ClientWait(Ns(begin), Ns(begin + 50 * KEEPS_UP_NS))
+
+    run(test)
+
+
+def test_a_client_that_has_caught_up_is_charged_from_there(clock: Clock) -> None:
+    async def test(source: Source) -> None:
+        delivery = delivery_of(source)
+        source.feed(b"a")
+        sending = asyncio.create_task(send(delivery, clock, 30 * KEEPS_UP_NS, 2 * KEEPS_UP_NS))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        begin = clock.now_ns = 100 * KEEPS_UP_NS
+        source.feed(b"b", None)
+        assert await sending == b"ab"
+        assert delivery.client_wait() == ClientWait(Ns(begin), Ns(begin + 2 * KEEPS_UP_NS))
+
+    run(test)
+
+
+def test_a_client_that_leaves_is_charged_until_then(clock: Clock) -> None:
+    async def test(source: Source) -> None:
+        delivery = delivery_of(source)
+        source.feed(b"a")
+        chunks = aiter(delivery)
+        assert await anext(chunks) == b"a"
+        clock.now_ns = 9 * KEEPS_UP_NS  # and nobody comes for more
+        assert delivery.client_wait() == ClientWait(Ns(0), Ns(9 * KEEPS_UP_NS))
+        await delivery.aclose()
 
     run(test)

@@ -48,10 +48,10 @@ def one_class(spec: SeqSpec) -> str:
 
 
 class GoodputWindow:
-    """Feed it every event, with the records that Telemetry made of it.
+    """Feed it every event, and the record of each sequence that ended, then or later.
 
-    Sums are kept in buckets of one second, in a ring for each class; a query covers whole buckets
-    and the one that has begun.
+    One thread feeds it; any may query. Sums are kept in buckets of one second, in a ring for each
+    class; a query covers whole buckets and the one that has begun.
     """
 
     def __init__(self, class_of: Callable[[SeqSpec], str] = one_class) -> None:
@@ -62,14 +62,13 @@ class GoodputWindow:
         self._first_ns: Ns | None = None
 
     def classes(self) -> Iterable[str]:
-        return self._rings.keys()
+        return tuple(self._rings)
 
     def observe(
         self,
         now: Ns,
         event: EngineEvent,
         effects: Sequence[EngineEffect],
-        records: Sequence[RequestRecord],
     ) -> None:
         if self._first_ns is None:
             self._first_ns = now
@@ -77,11 +76,6 @@ class GoodputWindow:
             for spec in event.seqs:
                 self._ring_by_seq[spec.seq_id] = self._ring(self._class_of(spec))
                 self._waiting[spec.seq_id] = len(spec.prompt_tokens)
-        for record in records:
-            ring = self._ring_by_seq.get(record.seq_id)
-            if ring is not None:
-                ring.add(now, FINISHED, 1)
-                ring.add(now, GOOD, int(record.good))
         for effect in effects:
             match effect:
                 case Admitted(seq_id) if seq_id in self._waiting:
@@ -94,16 +88,23 @@ class GoodputWindow:
                     if ring is not None and status in (429, 503):
                         ring.add(now, REFUSED, 1)
                 case Finish(seq_id):
-                    self._forget(seq_id)
+                    self._waiting.pop(seq_id, None)
+
+    def count(self, now: Ns, record: RequestRecord) -> None:
+        """The end of a sequence, once; `now` is when it counts."""
+        ring = self._forget(record.seq_id)
+        if ring is not None:
+            ring.add(now, FINISHED, 1)
+            ring.add(now, GOOD, int(record.good))
 
     def query(self, now: Ns, window_s: int, slo_class: str | None = None) -> WindowRates:
         """The last `window_s` seconds (1 to 600) of one class, or of all."""
         if not 1 <= window_s <= NUM_BUCKETS:
             raise ValueError(f"window of {window_s} s is not within 1 to {NUM_BUCKETS}")
-        rings = self._rings if slo_class is None else {slo_class: self._rings.get(slo_class)}
+        rings = self._rings.copy()  # at once: a class may come meanwhile
         sums = [0] * 5
-        for ring in rings.values():
-            if ring is not None:
+        for name, ring in rings.items():
+            if slo_class is None or name == slo_class:
                 ring.collect(now, window_s, sums)
         finished, good, refused, prompt, output = sums
         # The bucket that has begun, and whole ones before it; never less than one bucket.
@@ -145,8 +146,9 @@ class _Ring:
         second = now // BUCKET_NS
         bucket = second % NUM_BUCKETS
         if self._seconds[bucket] != second:
-            self._seconds[bucket] = second
+            # In this order: a reader may come between, and must not take old sums for new.
             self._sums[bucket] = [0] * 5
+            self._seconds[bucket] = second
         self._sums[bucket][place] += count
 
     def collect(self, now: Ns, window_s: int, into: list[int]) -> None:

@@ -36,7 +36,7 @@ class Lives:
             params=SamplingParams(),
             salt=slo_class,
         )
-        self.window.observe(time(at_s), Arrive((spec,)), [], [])
+        self.window.observe(time(at_s), Arrive((spec,)), [])
         return seq_id
 
     def answer(self, at_s: float, seq_id: SeqId, num_tokens: int, *, good: bool) -> None:
@@ -46,7 +46,8 @@ class Lives:
             Admitted(seq_id, 0),  # again, after a preemption
             Finish(seq_id, FinishReason.STOP, 10, num_tokens, 0, 0),
         ]
-        self.window.observe(time(at_s), NOTHING, effects, [record(seq_id, good)])
+        self.window.observe(time(at_s), NOTHING, effects)
+        self.window.count(time(at_s), record(seq_id, good))
 
 
 def time(at_s: float) -> Ns:
@@ -83,7 +84,7 @@ def test_rates_are_sums_over_the_seconds_that_the_window_covers() -> None:
     rng, lives = Random(1), Lives()
     happened: list[tuple[float, str, bool, int]] = []
     at_s = 100.0
-    lives.window.observe(time(at_s), NOTHING, [], [])
+    lives.window.observe(time(at_s), NOTHING, [])
     while at_s < 2500.0:
         at_s += rng.expovariate(0.4) * (40 if rng.random() < 0.02 else 1)
         slo_class, good, num_tokens = rng.choice("ab"), rng.random() < 0.7, rng.randrange(1, 9)
@@ -120,7 +121,7 @@ def test_refusals_for_want_of_room_lower_the_attainment() -> None:
     lives.answer(1.0, lives.arrive(1.0, "a"), 1, good=True)
     for status in (429, 503, 400):
         seq_id = lives.arrive(1.5, "a")
-        lives.window.observe(time(1.5), NOTHING, [Reject(seq_id, status, "code", "")], [])
+        lives.window.observe(time(1.5), NOTHING, [Reject(seq_id, status, "code", "")])
     rates = lives.window.query(time(2.0), 10)
     assert (rates.num_good, rates.num_refused, rates.num_finished) == (1, 2, 1)
     assert rates.attainment == pytest.approx(1 / 3)
@@ -129,9 +130,9 @@ def test_refusals_for_want_of_room_lower_the_attainment() -> None:
 def test_tokens_count_when_they_are_sent() -> None:
     lives = Lives()
     seq_id = lives.arrive(0.0, "a", num_prompt=30)
-    lives.window.observe(time(0.5), NOTHING, [Admitted(seq_id, 0)], [])
+    lives.window.observe(time(0.5), NOTHING, [Admitted(seq_id, 0)])
     for at_s in range(1, 21):
-        lives.window.observe(time(at_s), NOTHING, [Emit(seq_id, (1, 2))], [])
+        lives.window.observe(time(at_s), NOTHING, [Emit(seq_id, (1, 2))])
     rates = lives.window.query(time(20.0), 10)
     assert rates.output_tokens_per_s == pytest.approx(20 / 9)  # seconds 11 to 19, and 20 begins
     assert rates.prompt_tokens_per_s == 0.0
