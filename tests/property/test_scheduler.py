@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.core.base.events import Arrive, Cancel
-from headrace.core.base.types import SeqId
-from support.fake_device import Bench
+from headrace.core.base.types import NS_PER_MS, SeqId
+from headrace.core.cost.model import StepShape
+from support.fake_device import Bench, LinearCost
 
 
 def random_bench(rng: random.Random) -> Bench:
@@ -25,6 +26,12 @@ def random_bench(rng: random.Random) -> Bench:
         predicted_output_tokens=rng.choice([0, 6, 30]),
         budget=rng.choice(["fixed", "itl"]),
         itl_target_ms=0.0012,
+        itl_margin=rng.choice([0.0, 0.1]),
+        min_prefill_tokens=rng.choice([1, 8]),
+        long_step_ms=rng.choice([0.001, 0.0012, 250.0]),
+        short_prompt_tokens=rng.choice([0, 8, 512]),
+        short_prompt_share=rng.choice([0.01, 0.5, 0.99]),
+        max_long_prefills=rng.choice([1, 2, 50]),
         max_running_seqs=rng.choice([1, 3, 64]),
         max_preemptions=rng.choice([0, 1, 2]),
         skip_ahead_window=rng.choice([0, 2, 64]),
@@ -98,6 +105,57 @@ def test_laws(seed: int) -> None:
         assert len(plan.seqs) <= scheduler.max_running_seqs
         assert plan.num_tokens <= scheduler.step_tokens
     assert bench.core.stats().num_pinned_blocks == 0
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    st.integers(0, 2**32),
+    st.floats(0.05, 0.95),
+    st.floats(0.0, 0.3),
+    st.integers(1, 40),
+    st.integers(0, 12),
+)
+def test_a_long_prompt_advances_beside_any_number_of_short_ones(
+    seed: int, share: float, margin: float, least: int, num_decoding: int
+) -> None:
+    """It gets its lane's share of every step's prompt tokens, however many short ones come; and no
+    step takes longer than the target of those that decode, but for the least that prefill gets.
+    """
+    rng = random.Random(seed)
+    bench = Bench(
+        num_blocks=900,
+        max_model_len=2000,
+        step_tokens=200,
+        short_prompt_tokens=32,
+        short_prompt_share=share,
+        itl_target_ms=0.0018,  # that is 80 tokens
+        itl_margin=margin,
+        min_prefill_tokens=least,
+        max_long_prefills=1,
+        prefix_cache=False,
+    )
+    decoding = [bench.seq((i,), max_tokens=400, ignore_eos=True) for i in range(num_decoding)]
+    long = bench.seq((1,) * 1500, max_tokens=1)
+    bench.handle(Arrive((*decoding, long)))
+    limit_ns = 0.0018 * (1.0 - margin) * NS_PER_MS
+    num_prompt_tokens = num_long_tokens = 0
+    bench.step()
+    for _ in range(25):
+        bench.handle(
+            Arrive(tuple(bench.seq((5,) * rng.randint(2, 32), max_tokens=1) for _ in range(9)))
+        )
+        assert bench.plan is not None
+        shares = {seq.seq_id: len(seq.tokens) for seq in bench.plan.seqs}
+        num_prefill = bench.plan.num_tokens - sum(seq.seq_id in shares for seq in decoding)
+        assert all(shares[seq.seq_id] == 1 for seq in decoding)
+        if decoding and num_prefill > least:
+            # What is learned from steps comes close to the line that they lie on.
+            assert LinearCost().step_ns(StepShape.of(bench.plan)) <= limit_ns * 1.02
+        num_prompt_tokens += num_prefill
+        num_long_tokens += shares.get(long.seq_id, 0)
+        if num_long_tokens < 1000:
+            assert num_long_tokens >= (1.0 - share) * num_prompt_tokens - 200 * share - 2
+        bench.step()
 
 
 @settings(max_examples=30, deadline=None)

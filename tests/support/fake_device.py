@@ -84,9 +84,8 @@ class FakeDevice:
                 self._slots[self._slot(seq.block_ids, position)] = prefix_digest(
                     known[: position + 1]
                 )
-        return StepResult(
-            plan.step_id, tuple(self._result(plan, i) for i in range(len(plan.seqs))), Ns(1)
-        )
+        results = tuple(self._result(plan, i) for i in range(len(plan.seqs)))
+        return StepResult(plan.step_id, results, LinearCost().step_ns(StepShape.of(plan)))
 
     def _result(self, plan: StepPlan, index: int) -> SeqResult:
         seq = plan.seqs[index]

@@ -181,8 +181,9 @@ def _make_executor(
 def _start_engine(config: Config, executor: Executor) -> LiveEngine:
     try:
         cost = FittedCostModel.prior()
-        if config.scheduler.budget == "itl" or config.scheduler.early_reject:
-            # Only these decide by predicted times; others need not wait for a fit.
+        if config.scheduler.early_reject:
+            # The first request may be refused, so times must be known before it comes. The budget
+            # learns them from the steps that run anyway.
             cost = calibrate(executor, step_tokens=config.scheduler.step_tokens)
         log = config.telemetry.event_log
         return LiveEngine(

@@ -84,9 +84,40 @@ class SchedulerConfig:
     order: str = setting(
         "fcfs", "who is admitted first", choices=("fcfs", "priority", "longest_prefix", "slo_slack")
     )
-    budget: str = setting("fixed", "how a step's token budget is chosen", choices=("fixed", "itl"))
+    budget: str = setting(
+        "itl",
+        "how a step's token budget is chosen: step_tokens, or what keeps the ITL target",
+        choices=("fixed", "itl"),
+    )
     itl_target_ms: float = setting(
-        50.0, "inter-token latency that the `itl` budget keeps", low=0.01, high=1e6
+        50.0,
+        "inter-token latency that the `itl` budget keeps for requests that state none",
+        low=0.01,
+        high=1e6,
+    )
+    itl_margin: float = setting(
+        0.1, "share of the ITL target that the `itl` budget leaves unplanned", low=0, high=0.99
+    )
+    min_prefill_tokens: int = setting(
+        8, "prompt tokens that fit into a step whatever the ITL target", low=1, high=1_000_000
+    )
+    short_prompt_tokens: int = setting(
+        512, "longest prompt, beside what is cached, of the short lane", low=0, high=10_000_000
+    )
+    long_step_ms: float = setting(
+        250.0,
+        "longest step that the `itl` budget plans for long prompts while nobody decodes",
+        low=0.01,
+        high=1e6,
+    )
+    short_prompt_share: float = setting(
+        0.75,
+        "share of a step's prompt tokens for the short lane while long prompts run too",
+        low=0.01,
+        high=0.99,
+    )
+    max_long_prefills: int = setting(
+        2, "long prompts that are computed in turns; others wait", low=1, high=65_536
     )
     admission: str = setting(
         "predicted",

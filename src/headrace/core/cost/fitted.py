@@ -75,6 +75,7 @@ class FittedCostModel(msgspec.Struct, frozen=True, kw_only=True):
     attention_pair_ns: float
     kv_token_ns: float
     links: dict[str, Link] = {}
+    num_samples: int = 0  # recorded steps behind it; 0 = nothing was measured
 
     def __post_init__(self) -> None:
         costs = (*self.knot_ns, self.seq_ns, self.logit_row_ns)
@@ -216,7 +217,8 @@ class OnlineFit:
         # A cost of 0 has no proportion that samples could scale.
         prior = [max(cost, 1e-6) for cost in self._prior._coefficients()]
         coefficients = self._equations.solve(prior, SLOPES)
-        return FittedCostModel._from_coefficients(name, coefficients, self._prior.links)
+        model = FittedCostModel._from_coefficients(name, coefficients, self._prior.links)
+        return msgspec.structs.replace(model, num_samples=self.num_samples)
 
 
 def _features(shape: StepShape) -> list[float]:

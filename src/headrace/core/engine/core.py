@@ -160,6 +160,7 @@ class EngineCore:
 
     def _step_done(self, result: StepResult, effects: list[EngineEffect]) -> None:
         plan = self._take_plan(result.step_id)
+        self._scheduler.learn(plan, result.elapsed_ns)
         if len(plan.seqs) != len(result.seqs):
             raise InvariantError("step result has another size than its plan", step_id=plan.step_id)
         for share, outcome in zip(plan.seqs, result.seqs, strict=True):

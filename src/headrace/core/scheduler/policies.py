@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterable
 
 from headrace.core.base.types import NS_PER_MS, Ns
 from headrace.core.config.schema import SchedulerConfig
-from headrace.core.cost.model import CostModel, StepShape
+from headrace.core.cost.learned import LearnedCost
+from headrace.core.cost.model import StepShape
 from headrace.core.kv.manager import KvManager
 from headrace.core.scheduler.sequence import Sequence
 
@@ -48,41 +49,60 @@ STATIC_ORDERS = frozenset({"fcfs", "priority"})
 # ---- budget: how many tokens the next step may compute
 
 
-def step_budget(config: SchedulerConfig, cost: CostModel, running: Iterable[Sequence]) -> int:
-    """Fixed, or the largest count whose predicted step time keeps the tightest ITL target among
-    those that decode.
+def step_budget(
+    config: SchedulerConfig,
+    cost: LearnedCost,
+    decoding: Iterable[Sequence],
+    prompts: Iterable[Sequence],
+) -> int:
+    """`fixed`, or `itl`: the most tokens whose predicted step time keeps the tightest ITL target
+    among those that decode, less a margin.
 
-    Each of the sequences that decode gets its token in any case; the rest of the budget is prefill.
+    `decoding` need one token each, and get it in any case; the rest is prefill, which is taken to
+    begin where the farthest of `prompts` is. Prefill never stops: it gets `min_prefill_tokens` at
+    least; and where decoding alone takes longer than the target, as much time as that takes. While
+    nobody decodes, long prompts are cut so that whoever arrives during a step need not wait for
+    `step_tokens` of them. A step never has more tokens than these, and has as many while the cost
+    model is a guess.
     """
-    if config.budget == "fixed":
+    if config.budget == "fixed" or not cost.is_reliable:
         return config.step_tokens
-    decoding = [seq for seq in running if seq.num_remaining == 1 and seq.num_output]
-    if not decoding:
+    seqs = [seq for seq in decoding if seq.num_output]
+    start = 0
+    limit_ns = 0.0
+    for seq in prompts:
+        start = max(start, seq.num_computed)
+        if seq.is_long:
+            limit_ns = config.long_step_ms * NS_PER_MS
+    num_decode, num_kv = len(seqs), sum(len(seq.tokens) for seq in seqs)
+    shape = StepShape(num_decode, num_decode, num_decode, num_kv, num_kv)
+    if seqs:
+        limit_ns = _itl_target_ms(config, seqs) * (1.0 - config.itl_margin) * NS_PER_MS
+        decode_ns = cost.step_ns(shape)
+        if decode_ns >= limit_ns:
+            limit_ns = 2 * decode_ns
+    elif not limit_ns:
         return config.step_tokens
-    target_ms = min(
-        config.itl_target_ms if seq.spec.slo.itl_ms is None else seq.spec.slo.itl_ms
-        for seq in decoding
-    )
-    target_ns = target_ms * NS_PER_MS
-    num_decode, num_kv = len(decoding), sum(len(seq.tokens) for seq in decoding)
 
     def predicted_ns(num_tokens: int) -> Ns:
         num_prefill = num_tokens - num_decode
-        pairs = num_kv + num_prefill * (num_prefill + 1) // 2
-        return cost.step_ns(
-            StepShape(num_tokens, num_decode + 1, num_decode + 1, pairs, num_kv + num_prefill)
-        )
+        pairs = num_prefill * start + num_prefill * (num_prefill + 1) // 2
+        return cost.step_ns(shape + StepShape(num_prefill, 1, 1, pairs, start + num_prefill))
 
     low, high = num_decode, config.step_tokens
     while low < high:
         middle = (low + high + 1) // 2
-        if predicted_ns(middle) <= target_ns:
+        if predicted_ns(middle) <= limit_ns:
             low = middle
         else:
             high = middle - 1
-    # One token of prefill at least, or a target that cannot be met would starve every prompt; but
-    # no step is larger than the executor was built for.
-    return min(max(low, num_decode + 1), config.step_tokens)
+    return min(max(low, num_decode + config.min_prefill_tokens), config.step_tokens)
+
+
+def _itl_target_ms(config: SchedulerConfig, seqs: Iterable[Sequence]) -> float:
+    """The tightest; that of the configuration where a request states none."""
+    stated = (seq.spec.slo.itl_ms for seq in seqs)
+    return min(config.itl_target_ms if one is None else one for one in stated)
 
 
 # ---- admission: the length up to which a new sequence must find room

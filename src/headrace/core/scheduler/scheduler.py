@@ -5,8 +5,9 @@ computed tokens; a step lets computed catch up with known under a token budget. 
 prefix hits and recomputation after preemption are all this one case (the idea is vLLM V1's).
 
 The order within a step: running sequences that need one token (their ITL is at stake, and they cost
-one token each), then other running ones by arrival, then waiting ones as the order policy says. At
-most one step runs at a time.
+one token each); then prompts, within what the budget policy leaves for them, by lanes (`lanes.py`):
+those that run before those that wait, these as the order policy says. At most one step runs at a
+time.
 """
 
 from bisect import bisect_left, insort
@@ -14,11 +15,14 @@ from collections.abc import Iterator
 
 from headrace.core.base.errors import InvariantError
 from headrace.core.base.events import Admitted, EngineEffect, Preempted
-from headrace.core.base.plan import BlockCopy, SampleSpec, SeqStep, StepPlan
+from headrace.core.base.plan import StepPlan
 from headrace.core.base.types import NS_PER_MS, Ns, SeqId, StepId
 from headrace.core.config.schema import SchedulerConfig
-from headrace.core.cost.model import CostModel, StepShape
+from headrace.core.cost.learned import LearnedCost
+from headrace.core.cost.model import CostModel
 from headrace.core.kv.manager import KvManager
+from headrace.core.scheduler.forecast import predict_ttft_ns
+from headrace.core.scheduler.lanes import DeficitRoundRobin, ShortShare
 from headrace.core.scheduler.policies import (
     ORDERS,
     STATIC_ORDERS,
@@ -28,12 +32,13 @@ from headrace.core.scheduler.policies import (
     step_budget,
 )
 from headrace.core.scheduler.sequence import Sequence, State
+from headrace.core.scheduler.shares import share_of
+from headrace.core.scheduler.step import StepDraft
+from headrace.core.scheduler.twins import Twins
 
 # Orders that change from step to step are evaluated for this many of the longest waiting sequences
 # only.
 DYNAMIC_ORDER_WINDOW = 128
-# A sequence waits for a twin only where that saves at least this many blocks of prefill.
-MIN_TWIN_BLOCKS = 2
 
 
 class Scheduler:
@@ -42,16 +47,17 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig, kv: KvManager, cost: CostModel) -> None:
         self._config = config
         self._kv = kv
-        self._cost = cost
+        self._cost = LearnedCost(cost)
         self._order_key = ORDERS[config.order]
         self._order_is_static = config.order in STATIC_ORDERS
         self._waiting: list[
             Sequence
         ] = []  # by queue_key: the order policy's where it is static, else arrival
         self._running: dict[SeqId, Sequence] = {}
-        # Names of the blocks that running sequences have yet to compute from what they know, with
-        # how many compute them.
-        self._coming: dict[bytes, int] = {}
+        self._twins = Twins(kv)
+        self._short_share = ShortShare(config.short_prompt_share)
+        self._long_turns = DeficitRoundRobin()  # of running sequences whose prompt is long
+        self._num_long_waiting = 0  # by length alone; the cache may make some of them short
         self._last_victim: SeqId | None = None
         self._next_step_id = 0
         self.num_preemptions = 0
@@ -76,31 +82,10 @@ class Scheduler:
         return iter(self._running.values())
 
     def predict_ttft_ns(self, seq: Sequence) -> Ns:
-        """Predicted time until a sequence that arrives now has its first token.
-
-        All prefill that is due before it, and its own, runs in full steps beside the sequences that
-        decode; those that wait are taken to find no more in the cache than they find now.
-        """
-        uncached = (
-            len(seq.tokens) - self._kv.match(seq.chain, seq.reusable_tokens) * self._kv.block_size
+        """Predicted time until a sequence that arrives now has its first token."""
+        return predict_ttft_ns(
+            self._config, self._cost, self._kv, seq, self._waiting, self._running.values()
         )
-        due = uncached + sum(len(other.tokens) for other in self._waiting)
-        due += sum(
-            other.num_remaining for other in self._running.values() if other.num_remaining > 1
-        )
-        num_decode = sum(other.num_remaining == 1 for other in self._running.values())
-        num_kv = sum(len(other.tokens) for other in self._running.values())
-        total = 0
-        while due > 0:
-            num_tokens = min(due, max(1, self._config.step_tokens - num_decode))
-            full_steps = max(1, due // num_tokens)
-            pairs = num_kv + num_tokens * len(seq.tokens) // 2
-            shape = StepShape(
-                num_tokens + num_decode, num_decode + 1, num_decode + 1, pairs, num_kv + num_tokens
-            )
-            total += full_steps * self._cost.step_ns(shape)
-            due -= full_steps * num_tokens
-        return Ns(total)
 
     # ---- changes
 
@@ -110,12 +95,19 @@ class Scheduler:
             self._order_key(seq, now, self._kv) if self._order_is_static else (0.0, seq.order)
         )
         insort(self._waiting, seq, key=_queue_key)
+        self._num_long_waiting += self._has_long_text(seq)
+
+    def learn(self, plan: StepPlan, elapsed_ns: Ns) -> None:
+        """A step took this long: what the budget policy's predictions are made of."""
+        if self._config.budget == "itl" or self._config.early_reject:
+            self._cost.learn(plan, elapsed_ns)
 
     def remove(self, seq: Sequence) -> None:
         """Take a sequence out for good. Not while it is part of the running step."""
         if seq.state is State.RUNNING:
             del self._running[seq.seq_id]
-            self._forget_coming(seq)
+            self._twins.forget(seq)
+            self._long_turns.leave(seq.seq_id)
             self._kv.release(seq.seq_id)
         else:
             self._dequeue(seq)
@@ -128,15 +120,19 @@ class Scheduler:
         seq.num_computed += num_tokens
         for token in sampled:
             seq.append(token)
+        if seq.is_long and seq.num_remaining <= 1:
+            seq.is_long = False
+            self._long_turns.leave(seq.seq_id)
         if seq.num_computed // size > first:
             for name in seq.chain.names[first : seq.num_computed // size]:
-                self._drop_coming(name)
+                self._twins.arrived(name)
             self._kv.commit(seq.seq_id, seq.chain, seq.tokens, seq.num_computed)
 
     def preempt(self, seq: Sequence, now: Ns, reason: str) -> Preempted:
         """Let the sequence wait again, without its blocks; the full ones stay cached for now."""
         del self._running[seq.seq_id]
-        self._forget_coming(seq)
+        self._twins.forget(seq)
+        self._long_turns.leave(seq.seq_id)
         self._kv.release(seq.seq_id)
         lost = seq.num_computed
         seq.move(State.WAITING)
@@ -151,32 +147,75 @@ class Scheduler:
 
     def plan(self, now: Ns) -> tuple[StepPlan | None, list[EngineEffect]]:
         """The next step (None: nothing can run), and what happened to sequences on the way."""
-        step = _Step(step_budget(self._config, self._cost, self._running.values()))
-        self._plan_running(step, now)
-        if not step.has_preempted:
-            self._plan_waiting(step, now)
+        decoding = [seq for seq in self._running.values() if seq.num_remaining == 1]
+        prompts = [seq for seq in self._running.values() if seq.num_remaining > 1]
+        step = StepDraft(self._budget(decoding, prompts))
+        for seq in sorted(decoding, key=_queue_key):
+            self._grow_share(seq, 1, step, now)
+        if prompts or self._waiting:
+            self._plan_prompts(prompts, step, now)
         if not step.seqs:
             return None, step.effects
         plan = StepPlan(StepId(self._next_step_id), tuple(step.seqs.values()), tuple(step.copies))
         self._next_step_id += 1
         return plan, step.effects
 
+    def _budget(self, decoding: list[Sequence], prompts: list[Sequence]) -> int:
+        if not (prompts or self._waiting):
+            return self._config.step_tokens
+        return step_budget(self._config, self._cost, decoding, prompts)
+
+    def _plan_prompts(self, prompts: list[Sequence], step: StepDraft, now: Ns) -> None:
+        """Each lane its guaranteed part first, then whatever is left to whoever can use it."""
+        num_long = sum(seq.is_long for seq in prompts)
+        # Whoever waits may be short, since the cache decides that; nothing is lost if nobody is.
+        has_short = num_long < len(prompts) or bool(self._waiting)
+        has_long = num_long > 0 or self._num_long_waiting > 0
+        step.open_lanes(
+            *self._short_share.split(max(0, step.budget), has_short=has_short, has_long=has_long)
+        )
+        num_turns = len(self._long_turns)
+        if self._num_long_waiting and num_turns < self._config.max_long_prefills:
+            num_turns += 1  # whoever joins is left its part
+        self._plan_running(prompts, step, now, num_turns)
+        self._plan_waiting(step, now)
+        if step.budget > 0 and has_long:
+            step.merge_lanes()
+            prompts = [seq for seq in self._running.values() if seq.num_remaining > 1]
+            self._plan_running(prompts, step, now, len(self._long_turns))
+            self._plan_waiting(step, now)
+
     # ---- running sequences
 
-    def _plan_running(self, step: "_Step", now: Ns) -> None:
-        # No more sequences run than the budget has tokens: admission takes one at least for each.
-        for seq in sorted(
-            self._running.values(), key=lambda seq: (seq.num_remaining > 1, seq.queue_key)
-        ):
-            if step.budget <= 0:
-                break
-            if seq.state is not State.RUNNING:  # a victim of this very loop
-                continue
-            num_tokens = self._chunk(seq, step.budget)
-            if self._make_room(seq, seq.num_computed + num_tokens, step, now):
-                self._schedule(seq, num_tokens, step)
+    def _plan_running(
+        self, prompts: list[Sequence], step: StepDraft, now: Ns, num_turns: int
+    ) -> None:
+        """Short ones in the order of their queue, long ones by turns, `num_turns` in all."""
+        for seq in sorted(prompts, key=_queue_key):
+            if not seq.is_long:
+                num_tokens = min(self._num_wanted(seq, step), step.left(is_long=False))
+                self._grow_share(seq, num_tokens, step, now)
+        wants = {seq.seq_id: self._num_wanted(seq, step) for seq in prompts if seq.is_long}
+        if not wants:
+            return
+        num_long = -(-step.left(is_long=True) * len(self._long_turns) // num_turns)
+        for seq_id, num_tokens in self._long_turns.allot(wants, num_long).items():
+            self._grow_share(self._running.get(seq_id), num_tokens, step, now)
 
-    def _make_room(self, seq: Sequence, num_tokens: int, step: "_Step", now: Ns) -> bool:
+    def _num_wanted(self, seq: Sequence, step: StepDraft) -> int:
+        """Tokens that a running sequence could take beside those that it has in the step."""
+        return min(seq.num_remaining, self._chunk_limit) - step.num_tokens(seq.seq_id)
+
+    def _grow_share(self, seq: Sequence | None, num_more: int, step: StepDraft, now: Ns) -> None:
+        """Give a sequence more tokens of the step; nothing to victims of the same step."""
+        num_more = min(num_more, step.budget)
+        if num_more <= 0 or seq is None or seq.state is not State.RUNNING:
+            return
+        num_tokens = step.num_tokens(seq.seq_id) + num_more
+        if self._make_room(seq, seq.num_computed + num_tokens, step, now):
+            self._schedule(seq, num_tokens, step)
+
+    def _make_room(self, seq: Sequence, num_tokens: int, step: StepDraft, now: Ns) -> bool:
         """Let the sequence grow at the cost of others; False = it had to be preempted itself."""
         while not self._grow(seq, num_tokens, step):
             victim = choose_victim(self._candidates_for(seq, step), self._last_victim) or seq
@@ -191,7 +230,7 @@ class Scheduler:
                 return False
         return True
 
-    def _candidates_for(self, seq: Sequence, step: "_Step") -> Iterator[Sequence]:
+    def _candidates_for(self, seq: Sequence, step: StepDraft) -> Iterator[Sequence]:
         """Who may be preempted for `seq`: its like where this step has not placed them, and those
         of lower priority in any case.
         """
@@ -204,7 +243,7 @@ class Scheduler:
             ):
                 yield other
 
-    def _grow(self, seq: Sequence, num_tokens: int, step: "_Step") -> bool:
+    def _grow(self, seq: Sequence, num_tokens: int, step: StepDraft) -> bool:
         """Reserve what is not promised to protected sequences, of which this may be one."""
         num_missing = self._kv.blocks_for(num_tokens) - self._kv.num_held(seq.seq_id)
         if num_missing <= 0:
@@ -227,14 +266,18 @@ class Scheduler:
 
     # ---- waiting sequences
 
-    def _plan_waiting(self, step: "_Step", now: Ns) -> None:
-        """Admit in order; what does not fit is overtaken, within a window and an age limit."""
-        if not self._waiting:
+    def _plan_waiting(self, step: StepDraft, now: Ns) -> None:
+        """Admit in order; what does not fit is overtaken, within a window and an age limit. Nobody
+        is admitted to a step that had to preempt.
+        """
+        if not self._waiting or step.has_preempted:
             return
         num_passed = 0
         num_reserved = self._num_reserved()
-        for seq in self._candidates(now):
-            if step.budget <= 0 or len(self._running) >= self._config.max_running_seqs:
+        # Each sequence that runs may need its token in the same step.
+        limit = min(self._config.max_running_seqs, self._config.step_tokens)
+        for seq in self._candidates(now, step):
+            if step.budget <= 0 or len(self._running) >= limit:
                 break
             # Nobody needs less than one block: the last known token never comes from the cache.
             if (
@@ -242,7 +285,10 @@ class Scheduler:
                 or self._kv.num_available <= num_reserved
             ):
                 break
-            if self._waits_for_twin(seq):
+            seq.is_long = self._is_long(seq)
+            if self._is_lane_closed(seq, step):
+                continue
+            if self._twins.waits(seq):
                 num_passed += 1
                 continue
             seq.promised_tokens = promised_tokens(self._config, seq)
@@ -256,20 +302,40 @@ class Scheduler:
                 break
             num_reserved += self._num_promised(seq)
 
-    def _candidates(self, now: Ns) -> list[Sequence]:
+    def _candidates(self, now: Ns, step: StepDraft) -> list[Sequence]:
         if self._order_is_static:
-            # The loop looks at no more than the window and those it admits.
+            # The loop looks at no more than the window and those it admits, and passes by those
+            # whose lane is closed.
             limit = self._config.skip_ahead_window + self._config.max_running_seqs + 1
+            limit += self._num_long_waiting
             return self._waiting[:limit]
         oldest = self._waiting[:DYNAMIC_ORDER_WINDOW]
         return sorted(oldest, key=lambda seq: self._order_key(seq, now, self._kv))
 
+    def _has_long_text(self, seq: Sequence) -> bool:
+        return len(seq.tokens) > self._config.short_prompt_tokens
+
+    def _is_long(self, seq: Sequence) -> bool:
+        """Whether a waiting sequence has much to compute beside what the cache holds."""
+        if not self._has_long_text(seq):
+            return False
+        num_cached = self._kv.match(seq.chain, seq.reusable_tokens) * self._kv.block_size
+        return len(seq.tokens) - num_cached > self._config.short_prompt_tokens
+
+    def _is_lane_closed(self, seq: Sequence, step: StepDraft) -> bool:
+        if seq.is_long and len(self._long_turns) >= self._config.max_long_prefills:
+            return True
+        return step.left(is_long=seq.is_long) <= 0
+
     def _dequeue(self, seq: Sequence) -> None:
         del self._waiting[bisect_left(self._waiting, seq.queue_key, key=_queue_key)]
+        self._num_long_waiting -= self._has_long_text(seq)
 
-    def _admit(self, seq: Sequence, step: "_Step") -> bool:
+    def _admit(self, seq: Sequence, step: StepDraft) -> bool:
         hit = self._kv.admit(seq.seq_id, seq.chain, seq.tokens, seq.reusable_tokens)
-        num_tokens = min(self._chunk_limit(), step.budget, len(seq.tokens) - hit.num_tokens)
+        num_tokens = min(
+            self._chunk_limit, step.left(is_long=seq.is_long), len(seq.tokens) - hit.num_tokens
+        )
         if not self._kv.reserve(seq.seq_id, hit.num_tokens + num_tokens):
             self._kv.release(seq.seq_id)
             return False
@@ -277,7 +343,9 @@ class Scheduler:
         seq.move(State.RUNNING)
         seq.num_computed = hit.num_tokens
         self._running[seq.seq_id] = seq
-        self._add_coming(seq)
+        self._twins.add(seq)
+        if seq.is_long:
+            self._long_turns.join(seq.seq_id)
         if seq.first_num_cached is None:
             seq.first_num_cached = hit.num_tokens
             self.num_queried_tokens += len(seq.tokens)
@@ -301,93 +369,16 @@ class Scheduler:
         """Blocks that running sequences were promised and do not hold yet."""
         return sum(self._num_promised(seq) for seq in self._running.values())
 
-    # ---- twins: a prefix that is being computed is worth waiting for
-
-    def _waits_for_twin(self, seq: Sequence) -> bool:
-        if not (self._coming and self._kv.prefix_cache):
-            return False
-        names = seq.chain.names[: seq.reusable_tokens // self._kv.block_size]
-        first = self._kv.match(seq.chain, seq.reusable_tokens)
-        last = min(len(names), first + MIN_TWIN_BLOCKS)
-        return last - first == MIN_TWIN_BLOCKS and all(
-            name in self._coming for name in names[first:last]
-        )
-
-    def _add_coming(self, seq: Sequence) -> None:
-        for name in seq.chain.names[seq.num_computed // self._kv.block_size :]:
-            self._coming[name] = self._coming.get(name, 0) + 1
-
-    def _forget_coming(self, seq: Sequence) -> None:
-        for name in seq.chain.names[seq.num_computed // self._kv.block_size :]:
-            self._drop_coming(name)
-
-    def _drop_coming(self, name: bytes) -> None:
-        count = self._coming.get(name, 0)
-        if count > 1:
-            self._coming[name] = count - 1
-        elif count:
-            del self._coming[name]
-
     # ---- one sequence's share
 
+    @property
     def _chunk_limit(self) -> int:
         return self._config.chunk_tokens or self._config.step_tokens
 
-    def _chunk(self, seq: Sequence, budget: int) -> int:
-        return min(seq.num_remaining, self._chunk_limit(), budget)
-
-    def _schedule(self, seq: Sequence, num_tokens: int, step: "_Step") -> None:
-        start, end = seq.num_computed, seq.num_computed + num_tokens
-        params = seq.spec.params
-        is_prompt = end < seq.num_prompt
-        step.seqs[seq.seq_id] = SeqStep(
-            seq_id=seq.seq_id,
-            start=start,
-            tokens=tuple(seq.tokens[start:end]),
-            block_ids=self._kv.block_ids(seq.seq_id),
-            sample=_sample_spec(seq) if end == len(seq.tokens) else None,
-            prompt_logprobs=params.prompt_logprobs if seq.wants_scores else None,
-            next_prompt_token=seq.tokens[end] if is_prompt else None,
-        )
-        step.budget -= num_tokens
+    def _schedule(self, seq: Sequence, num_tokens: int, step: StepDraft) -> None:
+        step.put(share_of(seq, num_tokens, self._kv.block_ids(seq.seq_id)), is_long=seq.is_long)
         seq.in_step = True
-
-
-class _Step:
-    """A step in the making."""
-
-    __slots__ = ("budget", "copies", "effects", "has_preempted", "num_kept", "seqs")
-
-    def __init__(self, budget: int) -> None:
-        self.budget = budget
-        self.seqs: dict[SeqId, SeqStep] = {}
-        self.copies: list[BlockCopy] = []
-        self.effects: list[EngineEffect] = []
-        self.has_preempted = False
-        # Blocks promised to protected sequences; None = to be counted anew.
-        self.num_kept: int | None = None
-
-    def give_back(self, seq_id: SeqId) -> None:
-        """Take a sequence's share out again, if it has one."""
-        share = self.seqs.pop(seq_id, None)
-        if share is not None:
-            self.budget += len(share.tokens)
 
 
 def _queue_key(seq: Sequence) -> tuple[float, int]:
     return seq.queue_key
-
-
-def _sample_spec(seq: Sequence) -> SampleSpec:
-    spec, params = seq.spec, seq.spec.params
-    banned: tuple[int, ...] = ()
-    if seq.num_output < params.min_tokens:
-        banned = (
-            params.stop_token_ids
-            if params.ignore_eos
-            else params.stop_token_ids + spec.eos_token_ids
-        )
-    if not params.needs_history:
-        return SampleSpec(params, len(seq.tokens), banned)
-    output = tuple(seq.tokens[seq.num_prompt :])
-    return SampleSpec(params, len(seq.tokens), banned, spec.prompt_tokens, output)

@@ -31,6 +31,7 @@ class Sequence:
         "chain",
         "first_num_cached",
         "in_step",
+        "is_long",
         "num_computed",
         "num_failures",
         "num_preemptions",
@@ -60,6 +61,7 @@ class Sequence:
         self.num_failures = 0
         self.num_scored = 0  # prompt tokens, from the second on, whose log probability is known
         self.promised_tokens = 0  # length up to which admission promised blocks
+        self.is_long = False  # since its admission, until its prompt is computed
         self.in_step = False  # part of the step that runs
         self.state = State.WAITING
         self.chain = chain

@@ -6,6 +6,7 @@ from headrace.core.base.events import Arrive, Cancel
 from headrace.core.base.plan import StepPlan
 from headrace.core.base.request import Slo
 from headrace.core.base.types import SeqId
+from headrace.core.scheduler.lanes import QUANTUM_TOKENS
 from support.fake_device import Bench
 
 
@@ -206,7 +207,7 @@ def test_slo_slack_serves_the_most_urgent_and_not_the_lost() -> None:
 
 def test_the_itl_budget_is_the_largest_that_keeps_the_target() -> None:
     # A step costs 1000 ns + 10 ns a token: 1500 ns allow 50 tokens.
-    bench = Bench(budget="itl", itl_target_ms=0.0015, step_tokens=400)
+    bench = Bench(itl_target_ms=0.0015, itl_margin=0.0, step_tokens=400)
     bench.handle(Arrive((bench.seq((1,), max_tokens=50),)))
     bench.step()
     bench.handle(Arrive((bench.seq((2,) * 120, max_tokens=1),)))
@@ -214,11 +215,115 @@ def test_the_itl_budget_is_the_largest_that_keeps_the_target() -> None:
     assert shares(bench.plan) == {0: 1, 1: 49}
     bench.run()
     # A request that states a tighter limit has its way; prefill never stops altogether.
-    bench.handle(Arrive((bench.seq((3,), max_tokens=50, slo=Slo(itl_ms=0.000001)),)))
+    bench.handle(Arrive((bench.seq((3,), max_tokens=50, slo=Slo(itl_ms=0.00102)),)))
     bench.step()
-    bench.handle(Arrive((bench.seq((4,) * 9, max_tokens=1),)))
+    bench.handle(Arrive((bench.seq((4,) * 90, max_tokens=1),)))
     bench.step()
-    assert shares(bench.plan) == {2: 1, 3: 1}
+    assert shares(bench.plan) == {2: 1, 3: 8}
+
+
+def test_a_short_prompt_runs_beside_a_long_one() -> None:
+    bench = Bench(short_prompt_tokens=10, step_tokens=8, short_prompt_share=0.75)
+    bench.handle(Arrive((bench.seq((1,) * 100, max_tokens=2),)))
+    bench.handle(Arrive((bench.seq((2,) * 10, max_tokens=2),)))
+    bench.step()
+    assert shares(bench.plan) == {0: 2, 1: 6}
+    bench.step()
+    assert shares(bench.plan) == {0: 4, 1: 4}  # what one lane leaves is the other's
+    bench.step()
+    assert shares(bench.plan) == {1: 1, 0: 7}
+    bench.run()
+    bench.assert_outputs()
+
+
+def test_one_lane_alone_has_the_whole_step() -> None:
+    bench = Bench(short_prompt_tokens=10, step_tokens=32)
+    bench.handle(Arrive((bench.seq((1,) * 100, max_tokens=1),)))
+    assert shares(bench.plan) == {0: 32}
+    bench = Bench(short_prompt_tokens=100, step_tokens=32)
+    bench.handle(Arrive((bench.seq((1,) * 100, max_tokens=1),)))
+    assert shares(bench.plan) == {0: 32}
+
+
+def test_both_lanes_advance_however_small_a_step_is() -> None:
+    bench = Bench(short_prompt_tokens=4, step_tokens=1, max_model_len=400, num_blocks=200)
+    bench.handle(Arrive((bench.seq((1,) * 20, max_tokens=1),)))
+    bench.handle(Arrive(tuple(bench.seq((2 + i,) * 4, max_tokens=1) for i in range(9))))
+    # With one token a step nobody may run beside another, or its turn to decode might not come.
+    bench.run()
+    assert len(bench.finished) == 10
+    bench = Bench(short_prompt_tokens=4, step_tokens=2, max_model_len=400, num_blocks=200)
+    bench.handle(Arrive((bench.seq((1,) * 20, max_tokens=1),)))
+    bench.handle(Arrive(tuple(bench.seq((2 + i,) * 4, max_tokens=1) for i in range(50))))
+    num_long = []
+    for _ in range(24):
+        num_long.append(shares(bench.plan).get(0, 0))
+        bench.step()
+    assert sum(num_long) >= 2 + 22 * 0.25 * 2
+    bench.run()
+    bench.assert_outputs()
+
+
+def test_long_prompts_take_turns_and_others_wait() -> None:
+    bench = Bench(
+        short_prompt_tokens=10,
+        max_long_prefills=2,
+        step_tokens=256,
+        max_model_len=2000,
+        num_blocks=2000,
+        prefix_cache=False,
+    )
+    prompts = [bench.seq((i,) * 600, max_tokens=1) for i in range(3)]
+    bench.handle(Arrive(tuple(prompts)))
+    bench.step()
+    done = [0, 0]
+    for _ in range(2):
+        assert shares(bench.plan).keys() == {0, 1}
+        done = [num + shares(bench.plan)[i] for i, num in enumerate(done)]
+        assert abs(done[0] - done[1]) <= 2 * QUANTUM_TOKENS
+        bench.step()
+    bench.run()
+    bench.assert_outputs()
+    assert [hit.seq_id for hit in bench.admitted] == [0, 1, 2]
+    assert bench.finished.keys() == {0, 1, 2}
+
+
+def test_a_short_prompt_overtakes_any_number_of_long_ones_that_wait() -> None:
+    bench = Bench(
+        short_prompt_tokens=10,
+        max_long_prefills=1,
+        skip_ahead_window=2,
+        step_tokens=16,
+        num_blocks=2000,
+        prefix_cache=False,
+    )
+    bench.handle(Arrive(tuple(bench.seq((i,) * 100, max_tokens=1) for i in range(9))))
+    bench.handle(Arrive((bench.seq((9,) * 8, max_tokens=1),)))
+    bench.step()
+    assert shares(bench.plan) == {0: 8, 9: 8}
+    bench.run()
+    bench.assert_outputs()
+
+
+def test_what_is_cached_does_not_make_a_prompt_long() -> None:
+    bench = Bench(short_prompt_tokens=10, step_tokens=16, max_model_len=400, num_blocks=200)
+    shared = tuple(range(40))
+    bench.handle(Arrive((bench.seq(shared, max_tokens=1),)))
+    bench.run()
+    bench.handle(Arrive((bench.seq((1,) * 100, max_tokens=1),)))
+    bench.handle(Arrive((bench.seq((*shared, 7, 7, 7), max_tokens=1),)))
+    bench.step()
+    assert shares(bench.plan) == {1: 13, 2: 3}
+
+
+def test_a_prompt_that_needs_room_takes_it_in_any_lane() -> None:
+    bench = Bench(num_blocks=16, short_prompt_tokens=6, step_tokens=16, admission="optimistic")
+    bench.handle(
+        Arrive(tuple(bench.seq((i,) * (4 + 9 * (i % 2)), max_tokens=30, seed=i) for i in range(9)))
+    )
+    bench.run()
+    assert bench.preempted
+    bench.assert_outputs()
 
 
 def test_the_itl_budget_never_exceeds_what_a_step_may_hold() -> None:

@@ -1,0 +1,60 @@
+"""The cost model of a running engine, learned from its own steps.
+
+A pure function of the steps it was told about: a replayed log and a simulation learn what the
+recorded engine learned, step by step.
+"""
+
+from typing import Final
+
+from headrace.core.base.plan import StepPlan
+from headrace.core.base.types import Ns
+from headrace.core.cost.fitted import FittedCostModel, OnlineFit
+from headrace.core.cost.model import CostModel, StepShape
+
+# Steps below which a fit is a guess. The first prompts and a few rounds of decoding reach it.
+MIN_SAMPLES: Final = 16
+# A sample counts half after that many more, so the fit follows a machine that slows down.
+HALF_LIFE: Final = 1024
+# A fit costs a few milliseconds, and this many samples change it little.
+SAMPLES_PER_FIT: Final = 32
+# Steps that only decode resemble each other, and they are the short ones, where time on the host
+# counts: once predictions are reliable, one in this many is a sample.
+DECODE_STEPS_PER_SAMPLE: Final = 8
+
+
+class LearnedCost:
+    """A CostModel: the one that it begins with, until its own steps tell more.
+
+    Memory does not grow with the number of steps. Learning costs some 20 µs for a sampled step; the
+    fit is made only when somebody asks for a prediction and enough steps have passed.
+    """
+
+    def __init__(self, first: CostModel) -> None:
+        fitted = first if isinstance(first, FittedCostModel) else None
+        self._fit = OnlineFit(prior=fitted, half_life=HALF_LIFE)
+        self._model = first
+        self._num_given = MIN_SAMPLES if fitted is None else fitted.num_samples
+        self._next_fit_at = MIN_SAMPLES
+
+    @property
+    def is_reliable(self) -> bool:
+        """Whether predictions rest on measurements, or on a model that somebody vouched for."""
+        return self._num_given + self._fit.num_samples >= MIN_SAMPLES
+
+    def learn(self, plan: StepPlan, elapsed_ns: Ns) -> None:
+        """A step took this long on the device."""
+        is_like_others = self.is_reliable and len(plan.seqs) == plan.num_tokens
+        if not is_like_others or plan.step_id % DECODE_STEPS_PER_SAMPLE == 0:
+            self._fit.add(StepShape.of(plan), elapsed_ns)
+
+    def step_ns(self, shape: StepShape) -> Ns:
+        return self._current().step_ns(shape)
+
+    def copy_ns(self, num_bytes: int, link: str) -> Ns:
+        return self._model.copy_ns(num_bytes, link)
+
+    def _current(self) -> CostModel:
+        if self._fit.num_samples >= self._next_fit_at:
+            self._model = self._fit.fit("learned from its own steps")
+            self._next_fit_at = self._fit.num_samples + SAMPLES_PER_FIT
+        return self._model

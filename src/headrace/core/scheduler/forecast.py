@@ -1,0 +1,54 @@
+"""How long a sequence that arrives now would wait for its first token."""
+
+from collections.abc import Collection, Iterable
+
+from headrace.core.base.types import Ns
+from headrace.core.config.schema import SchedulerConfig
+from headrace.core.cost.learned import LearnedCost
+from headrace.core.cost.model import StepShape
+from headrace.core.kv.manager import KvManager
+from headrace.core.scheduler.policies import step_budget
+from headrace.core.scheduler.sequence import Sequence
+
+
+def predict_ttft_ns(
+    config: SchedulerConfig,
+    cost: LearnedCost,
+    kv: KvManager,
+    seq: Sequence,
+    waiting: Iterable[Sequence],
+    running: Collection[Sequence],
+) -> Ns:
+    """Predicted time until `seq` has its first token.
+
+    All prefill that is due before it, and its own, runs in steps as full as the budget allows,
+    beside the sequences that decode; those that wait are taken to find no more in the cache than
+    they find now. Long prompts delay a short one by no more than their lane's share.
+    """
+    own = len(seq.tokens) - kv.match(seq.chain, seq.reusable_tokens) * kv.block_size
+    due = own
+    num_long = 0
+    others = [len(other.tokens) for other in waiting]
+    others += [other.num_remaining for other in running if other.num_remaining > 1]
+    for num_tokens in others:
+        if num_tokens > config.short_prompt_tokens >= own:
+            num_long += num_tokens
+        else:
+            due += num_tokens
+    share = config.short_prompt_share
+    due += min(num_long, round(due * (1.0 - share) / share))
+    decoding = [other for other in running if other.num_remaining == 1]
+    budget = step_budget(config, cost, decoding, ())
+    num_decode = len(decoding)
+    num_kv = sum(len(other.tokens) for other in running)
+    total = 0
+    while due > 0:
+        num_tokens = min(due, max(1, budget - num_decode))
+        full_steps = max(1, due // num_tokens)
+        pairs = num_kv + num_tokens * len(seq.tokens) // 2
+        shape = StepShape(
+            num_tokens + num_decode, num_decode + 1, num_decode + 1, pairs, num_kv + num_tokens
+        )
+        total += full_steps * cost.step_ns(shape)
+        due -= full_steps * num_tokens
+    return Ns(total)
