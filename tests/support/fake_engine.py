@@ -31,6 +31,7 @@ from headrace.core.config.schema import KvConfig, SchedulerConfig, WorkerConfig
 from headrace.live.engine import LiveEngine
 from headrace.live.generate import TextEngine
 from headrace.models.text.template import ChatTemplate
+from headrace.models.text.template_wire import Limits
 from headrace.models.text.tokenizer import Tokenizer
 
 IM_START, IM_END, NUM_BYTES = 256, 257, 256
@@ -192,13 +193,15 @@ def formula_model(
     max_model_len: int = 2048,
     scheduler: SchedulerConfig | None = None,
     has_template: bool = True,
+    template_source: str = TEMPLATE,
+    limits: Limits | None = None,
 ) -> Iterator[FakeBooted]:
     executor = FormulaExecutor(formula, num_blocks=num_blocks, max_model_len=max_model_len)
     config = WorkerConfig(scheduler=scheduler or SchedulerConfig(), kv=KvConfig())
     engine = LiveEngine(config, executor)
+    template = ChatTemplate(template_source, bos_token="", eos_token="<|im_end|>", limits=limits)
     try:
         tokenizer = byte_tokenizer()
-        template = ChatTemplate(TEMPLATE, bos_token="", eos_token="<|im_end|>")
         text_engine = TextEngine(
             engine, tokenizer, max_model_len=max_model_len, vocab_size=VOCAB_SIZE
         )
@@ -207,3 +210,4 @@ def formula_model(
     finally:
         executor.gate.set()
         engine.close()
+        template.close()

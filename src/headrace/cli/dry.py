@@ -42,9 +42,13 @@ def local_model(path_or_id: str) -> Path | None:
 
 
 def open_dry(path: Path, config: Config) -> tuple[LoadedModel, DryBackend]:
-    """Read and check a model's files. ConfigError as for loading it."""
+    """Read and check a model's files. ConfigError as for loading it.
+
+    The model's chat template has been compiled, and renders nothing.
+    """
     backend = DryBackend()
     loaded = load_model(path, backend, max_model_len=config.model.max_model_len)
+    loaded.close()
     return loaded, backend
 
 

@@ -50,6 +50,7 @@ class Booted:
     def close(self) -> None:
         """Cancel what runs and free everything. Idempotent."""
         self.engine.close()
+        self.loaded.close()
 
 
 def boot(
@@ -71,6 +72,20 @@ def boot(
         chat_template=_template_source(config.model.chat_template),
         on_progress=_stage(on_progress, "load"),
     )
+    try:
+        return _booted(config, machine, loaded, backend, executor)
+    except BaseException:
+        loaded.close()
+        raise
+
+
+def _booted(
+    config: Config,
+    machine: MachineFacts,
+    loaded: LoadedModel,
+    backend: Backend[Any, Any],
+    executor: Executor | None,
+) -> Booted:
     resolution, kv = plan_memory(config, machine, loaded, backend)
     config = resolution.config
     if executor is None:

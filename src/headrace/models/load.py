@@ -4,6 +4,7 @@ chat template.
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,11 @@ class LoadedModel(msgspec.Struct, frozen=True):
     chat_template: ChatTemplate | None
     description: ModelDescription
 
+    def close(self) -> None:
+        """End the process of the chat template. Idempotent."""
+        if self.chat_template is not None:
+            self.chat_template.close()
+
 
 def load_model(
     path: Path,
@@ -69,18 +75,17 @@ def load_model(
     else:
         _check_is_model_file(path)
         source = _open_gguf(path)
-    weights = WeightReader(path, source.tensors, backend, on_progress)
-    shape = source.shape(weights)
-    if source.tokenizer.vocab_size > shape.vocab_size:
-        raise ConfigError(
-            f"{path}: the tokenizer has {source.tokenizer.vocab_size} tokens,"
-            f" the model {shape.vocab_size}",
-            hint="tokenizer and weights are not of the same model",
-        )
-    model_class = ARCHITECTURES[source.architecture]
-    model: Model[Any, Any] = model_class(shape, source.names, weights, max_model_len)
-    with naming(path):
-        template = _template(source, chat_template)
+    with ExitStack() as undo:
+        # It comes up in its own process while the weights are read.
+        with naming(path):
+            template = _template(source, chat_template)
+        if template is not None:
+            undo.callback(template.close)
+        model, weights = _model(path, source, backend, max_model_len, on_progress)
+        if template is not None:
+            with naming(path):
+                template.check()
+        undo.pop_all()
     return LoadedModel(
         model=model,
         tokenizer=source.tokenizer,
@@ -93,6 +98,25 @@ def load_model(
             file_bytes=source.file_bytes,
         ),
     )
+
+
+def _model(
+    path: Path,
+    source: "_Source",
+    backend: Backend[Any, Any],
+    max_model_len: int,
+    on_progress: OnProgress | None,
+) -> tuple[Model[Any, Any], WeightReader[Any]]:
+    weights = WeightReader(path, source.tensors, backend, on_progress)
+    shape = source.shape(weights)
+    if source.tokenizer.vocab_size > shape.vocab_size:
+        raise ConfigError(
+            f"{path}: the tokenizer has {source.tokenizer.vocab_size} tokens,"
+            f" the model {shape.vocab_size}",
+            hint="tokenizer and weights are not of the same model",
+        )
+    model_class = ARCHITECTURES[source.architecture]
+    return model_class(shape, source.names, weights, max_model_len), weights
 
 
 class _Source(msgspec.Struct, frozen=True):

@@ -1,7 +1,7 @@
 """From what a client wrote to prompt tokens: prompt forms, chat messages, template, tokeniser.
 
-Rendering and tokenising take time in proportion to the text, so long ones run in a small thread
-pool beside the loop.
+A template renders in a process of its own, which a thread waits for; tokenising takes time in
+proportion to the text, so long ones run in a small thread pool. Neither holds up the loop.
 """
 
 import asyncio
@@ -9,9 +9,10 @@ import re
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
-from headrace.core.base.errors import InvariantError, RequestError
+from headrace.core.base.errors import InvariantError, OverloadError, RequestError
 from headrace.models.text.template import ChatTemplate
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.server.errors import unsupported
@@ -19,8 +20,10 @@ from headrace.server.params import too_much
 from headrace.server.wire import ChatRequest, CompletionRequest, ContentPart, Message
 
 OFFLOAD_CHARS = (
-    8192  # text beyond this is prepared beside the loop; below, a hop costs more than it frees
+    8192  # text beyond this is tokenised beside the loop; below, a hop costs more than it frees
 )
+RENDER_WAIT_S = 5.0  # for the template's turn and its rendering together
+RETRY_AFTER_S = 2.0
 ROLES = ("system", "user", "assistant", "tool", "developer")
 
 MAX_TEMPLATE_KWARGS = 16
@@ -49,9 +52,12 @@ class PromptMaker:
         self._template = template
         self._vocab_size = vocab_size
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="headrace-prompts")
+        # One, because a template renders one at a time; its own, because a template may be slow.
+        self._rendering = ThreadPoolExecutor(1, thread_name_prefix="headrace-template")
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
+        self._rendering.shutdown(wait=False, cancel_futures=True)
 
     async def of_completion(self, given: list[str | list[int]]) -> list[Prompt]:
         size = sum(map(len, given))
@@ -65,8 +71,15 @@ class PromptMaker:
                 hint="use /v1/completions, or give the server one with `model.chat_template`",
             )
         messages = [_message(index, one) for index, one in enumerate(request.messages)]
-        size = sum(len(str(one["content"])) for one in messages)
-        return await self._run(size, lambda: self._chat(request, messages))
+        text = await self._rendered(request, messages)
+
+        def prompt() -> Prompt:
+            final = messages[-1]["content"]
+            kept = _up_to_final_message(text, final) if request.continue_final_message else text
+            # The template writes the special tokens itself.
+            return Prompt(tuple(self._tokenizer.encode(kept, add_special=False)), kept)
+
+        return await self._run(len(text), prompt)
 
     async def _run(self, num_chars: int, make: Callable[[], Result]) -> Result:
         if num_chars <= OFFLOAD_CHARS:
@@ -83,21 +96,28 @@ class PromptMaker:
                 )
         return Prompt(tuple(given), self._tokenizer.decode(given))
 
-    def _chat(self, request: ChatRequest, messages: list[dict[str, Any]]) -> Prompt:
+    async def _rendered(self, request: ChatRequest, messages: list[dict[str, Any]]) -> str:
         if self._template is None:
             raise InvariantError("a chat without a template was let through")
-        continues = bool(request.continue_final_message)
         generation = request.add_generation_prompt
-        text = self._template.render(
+        render = partial(
+            self._template.render,
             messages,
-            add_generation_prompt=not continues if generation is None else generation,
+            add_generation_prompt=(
+                not request.continue_final_message if generation is None else generation
+            ),
             tools=None,
             **_template_kwargs(request.chat_template_kwargs or {}),
         )
-        if continues:
-            text = _up_to_final_message(text, messages[-1]["content"])
-        # The template writes the special tokens itself.
-        return Prompt(tuple(self._tokenizer.encode(text, add_special=False)), text)
+        try:
+            # Whoever gives up before its turn, or whose client leaves, gives its place free.
+            async with asyncio.timeout(RENDER_WAIT_S):
+                return await asyncio.get_running_loop().run_in_executor(self._rendering, render)
+        except TimeoutError:
+            raise OverloadError(
+                f"the chat template had no time for this request within {RENDER_WAIT_S:g} s",
+                retry_after_s=RETRY_AFTER_S,
+            ) from None
 
 
 def prompt_forms(request: CompletionRequest) -> list[str | list[int]]:

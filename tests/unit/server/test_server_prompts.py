@@ -1,12 +1,15 @@
 """Prompts as clients write them."""
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
 
-from headrace.core.base.errors import RequestError
+from headrace.core.base.errors import OverloadError, RequestError
 from headrace.models.text.template import ChatTemplate
+from headrace.models.text.template_wire import Limits
+from headrace.server import prompts
 from headrace.server.prompts import OFFLOAD_CHARS, PromptMaker, prompt_forms
 from headrace.server.wire import ChatRequest, CompletionRequest, Message
 from support.fake_engine import IM_END, IM_START, TEMPLATE, VOCAB_SIZE, byte_tokenizer
@@ -15,6 +18,24 @@ from support.fake_engine import IM_END, IM_START, TEMPLATE, VOCAB_SIZE, byte_tok
 def maker() -> PromptMaker:
     template = ChatTemplate(TEMPLATE, bos_token="", eos_token="")
     return PromptMaker(byte_tokenizer(), template, VOCAB_SIZE)
+
+
+# Works without end where a message says so.
+SLOW = (
+    "{% if messages[0].content == 'slow' %}{% for i in range(99999) %}{% for j in range(99999) %}"
+    "{% endfor %}{% endfor %}{% endif %}" + TEMPLATE
+)
+
+
+def slow_maker(render_s: float) -> PromptMaker:
+    limits = Limits(render_s=render_s)
+    template = ChatTemplate(SLOW, bos_token="", eos_token="", limits=limits)
+    template.check()
+    return PromptMaker(byte_tokenizer(), template, VOCAB_SIZE)
+
+
+def saying(text: str) -> ChatRequest:
+    return ChatRequest(messages=[Message("user", text)])
 
 
 def chat_text(*messages: Message, **fields: Any) -> str:
@@ -58,6 +79,53 @@ def test_a_model_without_template_has_no_chat() -> None:
     with pytest.raises(RequestError) as caught:
         asyncio.run(bare.of_chat(ChatRequest(messages=[Message("user", "x")])))
     assert caught.value.code == "no_chat_template"
+
+
+def test_a_slow_template_holds_up_neither_the_loop_nor_long_texts() -> None:
+    async def test() -> None:
+        maker = slow_maker(1.0)
+        slow = asyncio.create_task(maker.of_chat(saying("slow")))
+        started = time.monotonic()
+        await asyncio.sleep(0.01)
+        await maker.of_completion(["x" * (OFFLOAD_CHARS + 1)])
+        assert time.monotonic() - started < 0.9
+        assert not slow.done()
+        with pytest.raises(RequestError, match="longer than 1 s") as caught:
+            await slow
+        assert (caught.value.status_hint, caught.value.code) == (500, "chat_template")
+        assert "hi" in (await maker.of_chat(saying("hi"))).text
+
+    asyncio.run(test())
+
+
+def test_who_waits_too_long_for_the_template_is_sent_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(prompts, "RENDER_WAIT_S", 0.3)
+
+    async def test() -> None:
+        maker = slow_maker(0.8)
+        asked = [asyncio.create_task(maker.of_chat(saying("slow"))) for _ in range(40)]
+        outcomes = await asyncio.gather(*asked, return_exceptions=True)
+        assert {type(outcome) for outcome in outcomes} == {OverloadError}
+        # Those who were sent away do not take their turns all the same.
+        monkeypatch.setattr(prompts, "RENDER_WAIT_S", 5.0)
+        started = time.monotonic()
+        assert "hi" in (await maker.of_chat(saying("hi"))).text
+        assert time.monotonic() - started < 4.0
+
+    asyncio.run(test())
+
+
+def test_many_chats_at_once_get_their_own_prompts() -> None:
+    async def test() -> None:
+        made = maker()
+        given = [str(i) * 20 for i in range(300)]
+        got = await asyncio.gather(*(made.of_chat(saying(text)) for text in given))
+        assert all(text in prompt.text for text, prompt in zip(given, got, strict=True))
+        assert len({prompt.text for prompt in got}) == 300
+
+    asyncio.run(test())
 
 
 def test_true_is_no_token_id() -> None:
