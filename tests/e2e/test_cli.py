@@ -67,11 +67,14 @@ def read_figures(process: "subprocess.Popen[str]") -> dict[str, Any]:
     pytest.fail(f"no figures: {text}{process.stderr.read()}")
 
 
-def post(url: str, body: dict[str, object]) -> dict[str, Any]:
-    request = urllib.request.Request(
+def request_of(url: str, body: dict[str, object]) -> urllib.request.Request:
+    return urllib.request.Request(
         url, json.dumps(body).encode(), {"content-type": "application/json"}
     )
-    with urllib.request.urlopen(request, timeout=30) as response:
+
+
+def post(url: str, body: dict[str, object]) -> dict[str, Any]:
+    with urllib.request.urlopen(request_of(url, body), timeout=30) as response:
         answer: dict[str, Any] = json.load(response)
         return answer
 
@@ -94,6 +97,26 @@ def test_serve_answers_until_a_signal_and_ends_well(
         assert answer["usage"]["completion_tokens"] == 5
         process.send_signal(number)
         out, err = process.communicate(timeout=30)
+        assert (process.returncode, out, err) == (0, "", "")
+
+
+def test_a_drain_says_so_and_a_second_signal_ends_it(model: Path, backend: str) -> None:
+    """Choices one after another, which would take many seconds."""
+    body = {"prompt": "Hello", "n": 64, "max_tokens": 400, "ignore_eos": True, "stream": True}
+    arguments = ("--backend", backend, "--max-running-seqs", "1", "--drain-timeout-s", "20")
+    with started(str(model), *arguments) as (process, figures):
+        assert process.stderr is not None
+        with urllib.request.urlopen(
+            request_of(f"{figures['url']}/v1/completions", body), timeout=30
+        ):
+            process.send_signal(signal.SIGINT)
+            line = process.stderr.readline()
+            assert line == "draining 1 request (up to 20 s); press Ctrl-C again to stop now\n"
+            assert process.poll() is None
+            begin = time.monotonic()
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=30)
+            assert time.monotonic() - begin < 5
         assert (process.returncode, out, err) == (0, "", "")
 
 

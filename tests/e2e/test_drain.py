@@ -175,7 +175,12 @@ from headrace.server.run import run_server
 with formula_model() as booted:
     booted.executor.step_s = 0.005
     config = ServerConfig(port=0, drain_timeout_s=20)
-    run_server(create_app(booted, config), config, on_ready=lambda url: print(url, flush=True))
+    run_server(
+        create_app(booted, config),
+        config,
+        on_ready=lambda url: print(url, flush=True),
+        on_drain=lambda num_answers: print("waiting for", num_answers, flush=True),
+    )
     booted.engine.check()
 print("ended", flush=True)
 """
@@ -195,5 +200,15 @@ def test_a_signal_drains_a_process(number: signal.Signals) -> None:
             assert b"[DONE]" in until(sock, b"[DONE]")
         out, err = child.communicate(timeout=30)
     assert child.returncode == 0, err.decode()
-    assert out == b"ended\n"
-    assert b"Traceback" not in err
+    assert out == b"waiting for 1\nended\n"
+    assert err == b""
+
+
+def test_nobody_is_waited_for_where_nobody_is_served() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", CHILD], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        child.send_signal(signal.SIGTERM)
+        assert child.communicate(timeout=30) == (b"ended\n", b"")

@@ -69,6 +69,11 @@ def report_error(text: str) -> None:
             out.print(Text("  - " + line), soft_wrap=True)
 
 
+def report_note(text: str) -> None:
+    """A line on standard error about what goes on."""
+    console(sys.stderr).print(Text(text), soft_wrap=True)
+
+
 @contextmanager
 def showing_progress() -> Iterator[Progress]:
     """A bar for each stage on a terminal; elsewhere one line when a fetch begins, since it takes

@@ -126,6 +126,12 @@ def _count(number: int) -> str:
     return str(number)
 
 
+def drain_line(num_requests: int, timeout_s: float) -> str:
+    """What whoever stopped the server is told while it goes on."""
+    requests = "1 request" if num_requests == 1 else f"{num_requests} requests"
+    return f"draining {requests} (up to {timeout_s:g} s); press Ctrl-C again to stop now"
+
+
 def curl_line(figures: dict[str, Any]) -> str:
     """A request that can be pasted into a shell."""
     name = figures["model"]["name"]

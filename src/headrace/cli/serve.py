@@ -4,8 +4,14 @@ import time
 from typing import Any
 
 from headrace.cli.logs import start_logging
-from headrace.cli.output import Progress, print_facts, print_json, showing_progress
-from headrace.cli.report import curl_line, serve_facts, serve_figures
+from headrace.cli.output import (
+    Progress,
+    print_facts,
+    print_json,
+    report_note,
+    showing_progress,
+)
+from headrace.cli.report import curl_line, drain_line, serve_facts, serve_figures
 from headrace.cli.settings import load_settings
 from headrace.live.boot import Booted, boot
 from headrace.server.app import create_app
@@ -36,8 +42,18 @@ def serve(model: str | None, flags: Any, *, as_json: bool) -> int:
             # Outside the table, which would break the line at the terminal's width.
             print(f"\n{curl_line(figures)}", flush=True)
 
+    def note_drain(num_requests: int) -> None:
+        report_note(drain_line(num_requests, config.server.drain_timeout_s))
+
     try:
-        run_server(app, config.server, listener=listener, on_ready=tell, boot=load)
+        run_server(
+            app,
+            config.server,
+            listener=listener,
+            on_ready=tell,
+            on_drain=note_drain,
+            boot=load,
+        )
     except _Stopped:
         pass
     finally:

@@ -24,6 +24,7 @@ from headrace.server.service import Service
 
 KEEP_ALIVE_S = 75  # longer than most proxies keep an idle connection, so that they close it first
 BACKLOG = 2048
+NOTE_AFTER_S = 0.1  # a drain that is shorter is not worth a word
 LAST_WORDS_S = 2  # for errors that end answers to leave
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -67,29 +68,37 @@ def run_server(
     *,
     listener: socket.socket | None = None,
     on_ready: Callable[[str], None] | None = None,
+    on_drain: Callable[[int], None] | None = None,
     boot: Callable[[], Booted] | None = None,
 ) -> None:
     """Serve until told to stop, and return when all is sent. ConfigError where the port cannot be
     had.
 
     `listener` is a socket from `bind`, which this takes over; None binds config.host and
-    config.port. `on_ready` is told the URL when requests are accepted. `boot` loads the model while
-    the server already answers `/health` and `/ready`; what it raises is raised here.
+    config.port. `on_ready` is told the URL when requests are accepted; `on_drain` is told how many
+    answers a drain waits for, unless it is over at once. `boot` loads the model while the server
+    already answers `/health` and `/ready`; what it raises is raised here.
     """
-    HttpServer(app, config, listener=listener).run(on_ready=on_ready, boot=boot)
+    HttpServer(app, config, listener=listener, on_drain=on_drain).run(on_ready=on_ready, boot=boot)
 
 
 class HttpServer:
     """One server on one listening socket; runs once."""
 
     def __init__(
-        self, app: Starlette, config: ServerConfig, *, listener: socket.socket | None = None
+        self,
+        app: Starlette,
+        config: ServerConfig,
+        *,
+        listener: socket.socket | None = None,
+        on_drain: Callable[[int], None] | None = None,
     ) -> None:
         service = app.state.service
         if not isinstance(service, Service):
             raise TypeError("the application does not come from create_app")
         self._service = service
         self._drain_timeout_s = config.drain_timeout_s
+        self._on_drain = on_drain
         self._listener = bind(config.host, config.port) if listener is None else listener
         self.url = url_of(self._listener)
         self._server = _Uvicorn(app, self._on_stop)
@@ -121,6 +130,7 @@ class HttpServer:
     ) -> None:
         self.loop = asyncio.get_running_loop()
         serving = asyncio.create_task(self._server.serve(sockets=[self._listener]))
+        await asyncio.sleep(0)  # from here on it listens for signals, as whoever is told relies on
         try:
             if boot is not None:
                 self._service.attach(await asyncio.to_thread(boot))
@@ -143,8 +153,16 @@ class HttpServer:
             self._server.abort_connections()
 
     async def _drain(self) -> None:
-        await self._service.drain(self._drain_timeout_s)
+        note = asyncio.get_running_loop().call_later(NOTE_AFTER_S, self._note_drain)
+        try:
+            await self._service.drain(self._drain_timeout_s)
+        finally:
+            note.cancel()
         self._server.should_exit = True
+
+    def _note_drain(self) -> None:
+        if self._on_drain is not None and self._service.num_deliveries:
+            self._on_drain(self._service.num_deliveries)
 
 
 class _Uvicorn(uvicorn.Server):

@@ -3,7 +3,14 @@
 import pytest
 
 from headrace.cli.output import print_facts, report_error, showing_progress
-from headrace.cli.report import curl_line, kv_figures, memory_facts, memory_figures, serve_facts
+from headrace.cli.report import (
+    curl_line,
+    drain_line,
+    kv_figures,
+    memory_facts,
+    memory_figures,
+    serve_facts,
+)
 from headrace.core.config.ledger import ByteLedger, plan_kv
 
 Capture = pytest.CaptureFixture[str]
@@ -96,6 +103,12 @@ def test_the_table_at_the_start(capsys: Capture) -> None:
 def test_the_torch_backend_has_no_instruction_set() -> None:
     device = {"backend": "torch", "isa": "auto", "num_threads": 2, "activations": "auto"}
     assert serve_facts({**FIGURES, "device": device})["device"]["backend"] == "torch, 2 threads"
+
+
+def test_a_drain_says_whom_it_waits_for_and_how_not_to() -> None:
+    line = "draining 3 requests (up to 30 s); press Ctrl-C again to stop now"
+    assert drain_line(3, 30.0) == line
+    assert drain_line(1, 2.5) == line.replace("3 requests", "1 request").replace("30 s", "2.5 s")
 
 
 def test_the_curl_line_is_one_shell_command() -> None:
