@@ -65,7 +65,7 @@ def record(path: Path, *, failure_rate: float = 0.1) -> list[Frame]:
             other = msgspec.structs.replace(other, slo=Slo(ttft_ms=1e-6))
         if i % 4 == 1:
             # Some end by it, some before; its timer rings later than due in either case.
-            due = Ns(time.monotonic_ns() + i * 20_000)
+            due = Ns(time.monotonic_ns() + (5_000_000 if i == 1 else i * 20_000))
             other = msgspec.structs.replace(other, deadline_ns=due)
         engine.submit([one, other], ear)
         if i % 3 == 0:

@@ -1,17 +1,22 @@
 """LiveEngine: drives one EngineCore under the real clock.
 
-One thread owns the core. Everything that happens, from whatever thread, goes through its inbox;
-each event is stamped with the monotonic clock, handed to the core, and the effects are carried out
-before the next event is looked at.
+Everything that happens, from whatever thread, goes through one inbox. Whoever holds the turn
+empties it: each event is stamped with the monotonic clock, handed to the core, and its effects on
+the device are carried out before the next event is looked at.
+
+The executor's thread takes the turn when a step ends, so that the next step starts without waking
+anybody. What a turn has to say to clients, observers and the event log is told by the engine's own
+thread, in the order of the turns, while the device works.
 """
 
 import logging
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from functools import partial
 from heapq import heappop, heappush
 from pathlib import Path
 from typing import Final
@@ -22,7 +27,6 @@ from headrace.core.base.events import (
     Arrive,
     CallAt,
     Cancel,
-    CopyDone,
     EngineEffect,
     EngineEvent,
     StartCopy,
@@ -39,41 +43,15 @@ from headrace.core.cost.fitted import FittedCostModel
 from headrace.core.engine.build import build_worker
 from headrace.core.engine.stats import EngineStats
 from headrace.live.event_log import LogHeader, Recorder
-from headrace.live.listeners import RETRY_AFTER_S, Listeners, Observer, Sink
+from headrace.live.listeners import RETRY_AFTER_S, Listeners, Observer, Sink, refusals
+from headrace.live.messages import Call, Check, Close, Drain, Message, Submit, Turn
 
 _log = logging.getLogger(__name__)
 
 # An idle engine checks itself once, but not in the way of a request that follows at once.
 IDLE_CHECK_AFTER_S = 0.25
-
-
-@dataclass(frozen=True, slots=True)
-class _Submit:
-    seqs: tuple[SeqSpec, ...]
-    sink: Sink
-
-
-@dataclass(frozen=True, slots=True)
-class _Check:
-    done: "Future[None]"
-
-
-@dataclass(frozen=True, slots=True)
-class _Drain:
-    done: "Future[None]"
-
-
-@dataclass(frozen=True, slots=True)
-class _Call:
-    callback: Callable[[Ns], None]
-
-
-@dataclass(frozen=True, slots=True)
-class _Close:
-    pass
-
-
-_Message = _Submit | _Check | _Drain | _Call | _Close | Cancel | StepDone | StepFailed | CopyDone
+# Turns that may wait to be told before the device has to.
+MAX_UNTOLD = 3
 
 
 class LiveEngine:
@@ -100,20 +78,23 @@ class LiveEngine:
         header = LogHeader(config=config, spec=executor.spec, cost=cost)
         self._recorder = Recorder(event_log, header)
         self._listeners = Listeners(self.cancel)
-        self._stats = self._core.stats()
         self._failure: str | None = None
         self._next_seq_id = 0
         # Over the next id, over who observes, and over the order of messages and the flags below.
         self._gate = threading.Lock()
         self._is_closed = False
         self._is_draining = False
-        self._inbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
-        # The rest belongs to the engine thread.
+        self._inbox: deque[Message] = deque()
+        self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()  # of the engine thread
+        # Held by whoever takes a turn: over the core, and all that follows.
+        self._turn = threading.Lock()
         self._now = Ns(0)
         self._timers: list[tuple[Ns, int]] = []
-        self._is_step_running = False
+        self._num_steps_running = 0
         self._is_refusing = False
         self._is_ending = False
+        self._untold: deque[Turn | Callable[[], None]] = deque()
+        # The rest belongs to the engine thread.
         self._is_check_due = False
         self._drains: list[Future[None]] = []
         self._thread = threading.Thread(target=self._run, name="headrace-engine", daemon=True)
@@ -146,17 +127,18 @@ class LiveEngine:
         """
         with self._gate:
             if not self._is_closed:
-                self._inbox.put(_Submit(tuple(specs), sink))
+                self._post(Submit(tuple(specs), sink))
                 return
         raise OverloadError("the engine is closed", retry_after_s=RETRY_AFTER_S)
 
     def cancel(self, seq_id: SeqId, reason: FinishReason = FinishReason.CANCELLED) -> None:
         """End a sequence at the next step border. Idempotent; unknown ids are fine."""
-        self._inbox.put(Cancel(seq_id, reason))
+        self._post(Cancel(seq_id, reason))
 
     def stats(self) -> EngineStats:
         """As of the last event."""
-        return self._stats
+        with self._turn:
+            return self._core.stats()
 
     def observe(self, callback: Observer) -> None:
         """Call `callback(now, event, effects)` on the engine thread after each event, when all
@@ -171,7 +153,7 @@ class LiveEngine:
         """Call `callback(now)` on the engine thread, after the events of what the caller has
         submitted and cancelled before. An engine that is closed drops it.
         """
-        self._inbox.put(_Call(callback))
+        self._post(Call(callback))
 
     def check(self) -> None:
         """Check every law of the core between two events. Raises InvariantError, also where it was
@@ -181,10 +163,12 @@ class LiveEngine:
         with self._gate:
             is_closed = self._is_closed
             if not is_closed:
-                self._inbox.put(_Check(done))
+                self._post(Check(done))
         if is_closed:
             self._thread.join()
-            self._check(done)
+            with self._turn:
+                self._check(done)
+            self._tell_all()
         done.result()
 
     def drain(self, timeout_s: float) -> bool:
@@ -194,7 +178,7 @@ class LiveEngine:
             self._is_draining = True
             if self._is_closed:
                 return True
-            self._inbox.put(_Drain(done))
+            self._post(Drain(done))
         try:
             done.result(timeout_s)
         except TimeoutError:
@@ -209,57 +193,53 @@ class LiveEngine:
             is_first = not self._is_closed
             self._is_closed = True
             if is_first:
-                self._inbox.put(_Close())
+                self._post(Close())
         self._thread.join()
         if is_first:
             self._executor.close()
             self._recorder.close()
 
-    # ---- engine thread: the loop
+    def _post(self, message: Message) -> None:
+        self._inbox.append(message)
+        self._wakes.put(None)
 
-    def _run(self) -> None:
-        while not (self._is_ending and (self._failure or not self._is_step_running)):
+    def _end_step(self, event: StepDone | StepFailed) -> None:
+        """The executor's word, on its own thread, which has the next step before it is free.
+
+        But not where telling lags behind: steps do not run away from those who hear of them.
+        """
+        self._inbox.append(event)
+        if len(self._untold) < MAX_UNTOLD:
+            self._take_turn()
+        self._wakes.put(None)
+
+    # ---- whoever has the turn
+
+    def _take_turn(self) -> None:
+        with self._turn:
             while self._timers and self._timers[0][0] <= time.monotonic_ns():
                 self._handle(Timer(heappop(self._timers)[1]))
-            self._settle()
-            try:
-                self._receive(self._inbox.get(timeout=self._timeout_s()))
-            except queue.Empty:
-                self._check_idle()
-        self._settle()
+            while self._inbox:
+                self._receive(self._inbox.popleft())
 
-    def _settle(self) -> None:
-        """Tell those who wait for the last sequence's end, once it has come."""
-        if self._drains and not self._listeners.num_living:
-            for waiting in self._drains:
-                waiting.set_result(None)
-            self._drains.clear()
-
-    def _receive(self, message: _Message) -> None:
+    def _receive(self, message: Message) -> None:
         match message:
-            case _Submit(seqs, sink):
+            case Submit(seqs, sink):
                 self._submit(seqs, sink)
-            case _Check(done):
+            case Check(done):
                 self._check(done)
-            case _Drain(done):
+            case Drain(done):
                 self._is_refusing = True
-                self._drains.append(done)
-            case _Call(callback):
-                self._call(callback)
-            case _Close():
+                self._untold.append(partial(self._drains.append, done))
+            case Call(callback):
+                now = Ns(max(self._now, time.monotonic_ns()))
+                self._untold.append(partial(self._call, callback, now))
+            case Close():
                 self._is_refusing = self._is_ending = True
                 for seq_id in self._listeners.living():
                     self._handle(Cancel(seq_id))
             case _:
                 self._handle(message)
-
-    def _timeout_s(self) -> float | None:
-        """Seconds until there is something to do without a message; None = never."""
-        timeout_s = IDLE_CHECK_AFTER_S if self._is_check_due and not self._is_busy else None
-        if self._timers:
-            due_s = max(0, self._timers[0][0] - time.monotonic_ns()) / NS_PER_S
-            timeout_s = min(due_s, timeout_s or 3600.0)
-        return timeout_s
 
     def _tick(self) -> Ns:
         # Strictly increasing, so that a simulation of the log meets the events in this order too.
@@ -270,17 +250,15 @@ class LiveEngine:
         event = Arrive(seqs)
         self._listeners.add(seqs, sink)
         if self._failure:
-            self._listeners.refuse(self._tick(), event, "engine_failed", "the engine has failed")
+            self._refuse(event, "engine_failed", "the engine has failed")
         elif self._is_refusing:
-            self._listeners.refuse(self._tick(), event, "draining", "the server is shutting down")
+            self._refuse(event, "draining", "the server is shutting down")
         else:
             self._handle(event)
 
-    def _call(self, callback: Callable[[Ns], None]) -> None:
-        try:
-            callback(Ns(max(self._now, time.monotonic_ns())))
-        except Exception:
-            _log.exception("a call on the engine thread failed")
+    def _refuse(self, event: Arrive, code: str, message: str) -> None:
+        words = refusals(event, code, message)
+        self._untold.append(Turn(self._tick(), event, words, is_recorded=False))
 
     def _check(self, done: "Future[None]") -> None:
         try:
@@ -288,80 +266,133 @@ class LiveEngine:
                 raise InvariantError(f"the engine has failed: {self._failure}")
             self._core.check()
         except Exception as error:
-            done.set_exception(error)
             if not self._failure:
-                self._fail(self._tick(), Arrive(()), error)
+                self._fail(Arrive(()), error)
+            self._untold.append(partial(done.set_exception, error))
         else:
-            done.set_result(None)
-
-    # ---- engine thread: one event
+            self._untold.append(partial(done.set_result, None))
 
     def _handle(self, event: EngineEvent) -> None:
+        if isinstance(event, StepDone | StepFailed):
+            self._num_steps_running -= 1
         if self._failure:
             return
         now = self._tick()
-        try:
-            self._turn(now, event)
-        except Exception as error:
-            # Whatever it was, the core can no longer be trusted.
-            self._fail(now, event, error)
-
-    def _turn(self, now: Ns, event: EngineEvent) -> None:
-        was_busy = self._is_busy
-        if isinstance(event, StepDone | StepFailed):
-            self._is_step_running = False
         effects: Sequence[EngineEffect] = ()
         try:
             effects = self._core.handle(now, event)
-            # The device comes first: it can work while clients are told.
-            self._carry_out(effects)
-        finally:
-            self._recorder.record(now, event, effects)
-        self._stats = self._core.stats()
-        self._listeners.tell(now, event, effects)
+            for effect in effects:
+                self._carry_out(effect)
+        except Exception as error:
+            self._fail(event, error, now, effects)
+        else:
+            self._untold.append(Turn(now, event, effects))
+
+    def _carry_out(self, effect: EngineEffect) -> None:
+        match effect:
+            case StartStep(plan):
+                self._start_step(plan)
+            case CallAt(at_ns, timer_id):
+                heappush(self._timers, (at_ns, timer_id))
+            case StartCopy(copy_id):
+                raise InvariantError("no mover to carry out a copy", copy_id=copy_id)
+            case _:
+                pass
+
+    def _start_step(self, plan: StepPlan) -> None:
+        self._num_steps_running += 1
+        try:
+            self._executor.start(plan, self._end_step)
+        except Exception as error:
+            _log.exception("executor could not start step %d", plan.step_id)
+            self._inbox.append(StepFailed(plan.step_id, str(error)))
+
+    def _fail(
+        self,
+        event: EngineEvent,
+        error: Exception,
+        now: Ns | None = None,
+        effects: Sequence[EngineEffect] = (),
+    ) -> None:
+        """Whatever it was, the core can no longer be trusted."""
+        self._failure = f"{type(error).__name__}: {error}"
+        is_recorded = now is not None
+        now = self._tick() if now is None else now
+        self._untold.append(Turn(now, event, effects, is_recorded, error))
+
+    # ---- engine thread
+
+    def _run(self) -> None:
+        while True:
+            self._take_turn()
+            self._tell_all()
+            if self._is_ending and (self._failure or not self._num_steps_running):
+                return
+            try:
+                self._wakes.get(timeout=self._timeout_s())
+                while not self._wakes.empty():
+                    self._wakes.get()
+            except queue.Empty:
+                self._check_idle()
+
+    def _tell_all(self) -> None:
+        """Turns in their order; then those who wait for the last sequence's end."""
+        was_busy = False
+        while self._untold:
+            item = self._untold.popleft()
+            if isinstance(item, Turn):
+                is_end = isinstance(item.event, StepDone | StepFailed)
+                was_busy = was_busy or is_end or self._is_busy
+                self._tell(item)
+            else:
+                item()
         if was_busy and not self._is_busy:
             self._recorder.flush()
             self._is_check_due = True
+        if self._drains and not self._listeners.num_living:
+            for waiting in self._drains:
+                waiting.set_result(None)
+            self._drains.clear()
+
+    def _tell(self, turn: Turn) -> None:
+        if turn.is_recorded:
+            self._recorder.record(turn.now, turn.event, turn.effects)
+        if turn.error is None:
+            self._listeners.tell(turn.now, turn.event, turn.effects)
+            return
+        _log.critical("engine has failed", exc_info=turn.error)
+        self._recorder.flush()
+        self._listeners.end_all(turn.now, turn.event, f"the engine has failed: {self._failure}")
+
+    def _call(self, callback: Callable[[Ns], None], now: Ns) -> None:
+        try:
+            callback(now)
+        except Exception:
+            _log.exception("a call on the engine thread failed")
+
+    def _timeout_s(self) -> float | None:
+        """Seconds until there is something to do without a message; None = never."""
+        timeout_s = IDLE_CHECK_AFTER_S if self._is_check_due and not self._is_busy else None
+        with self._turn:
+            if self._timers:
+                due_s = max(0, self._timers[0][0] - time.monotonic_ns()) / NS_PER_S
+                timeout_s = min(due_s, timeout_s or 3600.0)
+        return timeout_s
 
     @property
     def _is_busy(self) -> bool:
-        return self._is_step_running or self._listeners.num_living > 0
-
-    def _carry_out(self, effects: Sequence[EngineEffect]) -> None:
-        for effect in effects:
-            match effect:
-                case StartStep(plan):
-                    self._start_step(plan)
-                case CallAt(at_ns, timer_id):
-                    heappush(self._timers, (at_ns, timer_id))
-                case StartCopy(copy_id):
-                    raise InvariantError("no mover to carry out a copy", copy_id=copy_id)
-                case _:
-                    pass
-
-    def _start_step(self, plan: StepPlan) -> None:
-        self._is_step_running = True
-        try:
-            self._executor.start(plan, self._inbox.put)
-        except Exception as error:
-            _log.exception("executor could not start step %d", plan.step_id)
-            self._inbox.put(StepFailed(plan.step_id, str(error)))
+        return self._num_steps_running > 0 or self._listeners.num_living > 0
 
     def _check_idle(self) -> None:
         """The conservation law: when nobody is served, nothing is held."""
-        if not self._is_check_due or self._is_busy or self._failure:
-            return
-        self._is_check_due = False
-        try:
-            self._core.check()
-            stats = self._stats
-            if stats.num_running or stats.num_waiting or stats.num_pinned_blocks:
-                raise InvariantError("idle engine holds something", stats=stats)
-        except Exception as error:
-            self._fail(self._tick(), Arrive(()), error)
-
-    def _fail(self, now: Ns, event: EngineEvent, error: Exception) -> None:
-        _log.critical("engine has failed", exc_info=error)
-        self._failure = f"{type(error).__name__}: {error}"
-        self._recorder.flush()
-        self._listeners.end_all(now, event, f"the engine has failed: {self._failure}")
+        with self._turn:
+            if not self._is_check_due or self._is_busy or self._failure or self._inbox:
+                return
+            self._is_check_due = False
+            try:
+                self._core.check()
+                stats = self._core.stats()
+                if stats.num_running or stats.num_waiting or stats.num_pinned_blocks:
+                    raise InvariantError("idle engine holds something", stats=stats)
+            except Exception as error:
+                self._fail(Arrive(()), error)

@@ -66,14 +66,6 @@ class Listeners:
             except Exception:
                 _log.exception("observer failed")
 
-    def refuse(self, now: Ns, event: Arrive, code: str, message: str) -> None:
-        """The engine's own answer to sequences that the core never sees."""
-        hint = "retry elsewhere or later"
-        words = [
-            Reject(spec.seq_id, 503, code, message, hint, RETRY_AFTER_S) for spec in event.seqs
-        ]
-        self.tell(now, event, words)
-
     def end_all(self, now: Ns, event: EngineEvent, error: str) -> None:
         """The last word to all that live, where the core can give none."""
         words = [
@@ -94,6 +86,12 @@ class Listeners:
             if seq_id in self._sinks:
                 self._sinks[seq_id] = _ignore
                 self._cancel(seq_id)
+
+
+def refusals(event: Arrive, code: str, message: str) -> list[EngineEffect]:
+    """The engine's own answer to sequences that the core never sees."""
+    hint = "retry elsewhere or later"
+    return [Reject(spec.seq_id, 503, code, message, hint, RETRY_AFTER_S) for spec in event.seqs]
 
 
 def _ignore(effect: EngineEffect) -> None:
