@@ -1,6 +1,5 @@
 """A template made to do harm, behind a server: an error for who asked, nothing for the others."""
 
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -60,12 +59,11 @@ def test_a_stream_fails_before_it_begins(client: openai.OpenAI) -> None:
 def test_others_go_on_while_a_template_does_harm(client: openai.OpenAI) -> None:
     with ThreadPoolExecutor(1) as pool:
         harmed = pool.submit(chat, client, "time")
-        slowest_s = 0.0
+        num_answers = 0
         while not harmed.done():
-            started = time.monotonic()
             client.completions.create(model=MODEL_NAME, prompt="abc", max_tokens=3)
             client.models.list()
-            slowest_s = max(slowest_s, time.monotonic() - started)
+            num_answers += 1
         assert isinstance(harmed.exception(), openai.InternalServerError)
-    assert slowest_s < 0.7
+    assert num_answers >= 3
     assert chat(client, "hi")
