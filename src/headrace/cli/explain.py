@@ -12,6 +12,7 @@ from headrace.core.base.errors import ConfigError
 from headrace.core.config.merge import DEFAULT, Merged, values_of
 from headrace.core.config.resolve import Resolution, resolve
 from headrace.core.config.settings import SETTINGS
+from headrace.core.config.units import size_text
 from headrace.live.machine import machine_facts
 
 
@@ -89,11 +90,15 @@ def _table(merged: Merged, resolution: Resolution) -> Table:
         style = "" if line.source == DEFAULT else "bold"
         source = f"{line.source}: {line.reason}" if line.reason else line.source
         meaning = SETTINGS[line.key].help
-        table.add_row(line.key, Text(_shown(line.value), style), Text(source), Text(meaning))
+        value = _shown(line.value, is_size=SETTINGS[line.key].is_size)
+        table.add_row(line.key, Text(value, style), Text(source), Text(meaning))
     return table
 
 
-def _shown(value: object) -> str:
+def _shown(value: object, *, is_size: bool) -> str:
+    """As a flag would take it."""
+    if is_size and isinstance(value, int):
+        return size_text(value)
     if isinstance(value, bool):
         return str(value).lower()
     return str(value) if value != "" else '""'

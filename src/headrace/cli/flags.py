@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Group, Parameter
 
 from headrace.core.config.settings import SECTIONS, SETTINGS, Setting
-from headrace.core.config.units import format_bytes
+from headrace.core.config.units import size_text
 
 CONFIG_GROUP = Group("Settings", sort_key=10)
 _GROUPS = {
@@ -93,7 +93,7 @@ def shown_default(setting: Setting) -> str:
     if setting.type is bool:
         return str(setting.default).lower()
     if setting.is_size and isinstance(setting.default, int) and setting.default:
-        return format_bytes(setting.default).replace(" ", "").replace(".00", "")
+        return size_text(setting.default)
     return str(setting.default) if setting.default != "" else "empty"
 
 

@@ -22,6 +22,7 @@ from headrace.core.base.events import EngineEffect, EngineEvent
 from headrace.core.base.plan import WorkerSpec
 from headrace.core.base.types import Ns
 from headrace.core.config.schema import WorkerConfig
+from headrace.core.config.units import format_bytes, size_text
 from headrace.core.cost.fitted import FittedCostModel
 from headrace.core.engine.trace import Frame, decode_frame, encode_frame
 
@@ -55,7 +56,9 @@ class EventLogWriter:
 
     def _write(self, data: bytes) -> None:
         if len(data) > MAX_FRAME_BYTES:
-            raise OSError(f"frame of {len(data)} bytes is larger than {MAX_FRAME_BYTES}")
+            raise OSError(
+                f"frame of {format_bytes(len(data))} is larger than {size_text(MAX_FRAME_BYTES)}"
+            )
         self._file.write(_LENGTH.pack(len(data)) + data)
 
     def flush(self) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from headrace.core.base.errors import ConfigError
+from headrace.core.config.units import format_bytes, size_text
 from headrace.models.tensors import Extent, StoredTensor, check_extents, map_file
 
 # Type name in a header -> (our name, bytes of a value); 0 bytes = known by name only.
@@ -90,7 +91,7 @@ def read_shard(path: Path, data: memoryview) -> dict[str, StoredTensor]:
     if header_bytes > min(MAX_HEADER_BYTES, data.nbytes - 8):
         raise ConfigError(
             f"{path}: not a safetensors file, or truncated:"
-            f" its header would take {header_bytes} bytes",
+            f" its header would take {format_bytes(header_bytes)}",
             hint="fetch the file again",
         )
     header = _decoded(path, data[8 : 8 + header_bytes], dict[str, msgspec.Raw])
@@ -114,7 +115,7 @@ def read_bounded(path: Path, max_bytes: int = MAX_JSON_BYTES) -> bytes:
     """A whole small file; ConfigError where it is large or cannot be read."""
     try:
         if path.stat().st_size > max_bytes:
-            raise ConfigError(f"{path}: larger than {max_bytes} bytes")
+            raise ConfigError(f"{path}: larger than {size_text(max_bytes)}")
         return path.read_bytes()
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None

@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from headrace.core.base.errors import ConfigError
+from headrace.core.config.units import format_bytes
 from headrace.ops.interface import Backend, TensorView, WeightType
 
 W = TypeVar("W")
@@ -66,7 +67,7 @@ def check_extents(path: Path, extents: Iterable[Extent], data_bytes: int) -> Non
             missing = extent.start + extent.num_bytes - data_bytes
             raise ConfigError(
                 f"{path}: the file is truncated:"
-                f" tensor {extent.name} ends {missing} bytes after its end",
+                f" tensor {extent.name} ends {format_bytes(missing)} after its end",
                 hint="fetch the file again",
             )
         if extent.start < end:

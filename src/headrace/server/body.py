@@ -12,6 +12,7 @@ from starlette.datastructures import Headers
 from starlette.types import Receive
 
 from headrace.core.base.errors import RequestError
+from headrace.core.config.units import size_text
 from headrace.server.errors import ClientGone, unsupported
 from headrace.server.wire import REFUSED_FIELDS, GenerationRequest
 
@@ -37,7 +38,7 @@ async def read_body(
     _check_content_type(headers)
     declared = headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > limit_bytes:
-        raise _too_large(int(declared), limit_bytes)
+        raise _too_large(limit_bytes)
     try:
         async with asyncio.timeout(timeout_s):
             return await _receive_all(receive, limit_bytes)
@@ -58,7 +59,7 @@ async def _receive_all(receive: Receive, limit_bytes: int) -> bytes:
             raise ClientGone
         body += message.get("body", b"")
         if len(body) > limit_bytes:
-            raise _too_large(len(body), limit_bytes)
+            raise _too_large(limit_bytes)
         if not message.get("more_body", False):
             return bytes(body)
 
@@ -121,13 +122,11 @@ def _check_content_type(headers: Headers) -> None:
         )
 
 
-def _too_large(num_bytes: int, limit_bytes: int) -> RequestError:
+def _too_large(limit_bytes: int) -> RequestError:
     return RequestError(
-        "the body is too large",
+        f"the body is larger than {size_text(limit_bytes)}",
         status_hint=413,
         code="request_too_large",
-        at_least_bytes=num_bytes,
-        limit_bytes=limit_bytes,
     )
 
 

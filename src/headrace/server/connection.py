@@ -16,6 +16,7 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from headrace.core.config.units import size_text
 from headrace.server.errors import ErrorObject, Failure
 from headrace.server.exchange import ABORT
 
@@ -27,7 +28,7 @@ MAX_UNREAD_BODY_BYTES = 16 << 20
 _HEAD_TOO_LARGE = Failure(
     431,
     ErrorObject(
-        f"request line and headers are larger than {MAX_HEAD_BYTES} bytes",
+        f"request line and headers are larger than {size_text(MAX_HEAD_BYTES)}",
         "invalid_request_error",
         None,
         "headers_too_large",

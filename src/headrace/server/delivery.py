@@ -12,6 +12,7 @@ from contextlib import aclosing, suppress
 
 from headrace.core.base.errors import HeadraceError
 from headrace.core.base.types import Ns
+from headrace.core.config.units import format_bytes, size_text
 from headrace.core.telemetry import ClientWait
 
 KEEPS_UP_NS = 1_000_000  # a send may take this long without anybody having waited
@@ -157,9 +158,8 @@ class Delivery:
                     await self._taken.wait()
         except TimeoutError:
             raise SlowReader(
-                "the client reads too slowly",
-                buffered_bytes=len(self._pending),
-                limit_bytes=self._limit_bytes,
+                f"the client reads too slowly: {format_bytes(len(self._pending))} wait,"
+                f" the limit is {size_text(self._limit_bytes)}"
             ) from None
 
     def _raise(self) -> None:

@@ -186,4 +186,4 @@ def test_a_model_whose_kv_does_not_fit(tmp_path: Path) -> None:
     path = write_tiny_model(tmp_path / "tiny.gguf")
     check = only(check_model(from_settings({"path": str(path), "memory_bytes": 4096})))
     assert check.status is Status.FAIL
-    assert check.hint == "the least is --kv-memory 131072, or --max-model-len 16"
+    assert check.hint == "--kv-memory 128KiB is enough, or --max-model-len 16"

@@ -94,7 +94,7 @@ def test_every_shortening_is_refused_in_one_line(tmp_path: Path) -> None:
 
 def test_says_which_tensor_a_truncated_file_lacks(tmp_path: Path) -> None:
     data = gguf_bytes({}, {"a": (F32, [8], bytes(32)), "b": (F32, [8], bytes(32))})
-    assert "truncated: tensor b ends 5 bytes after its end" in fault(tmp_path, data[:-5])
+    assert "truncated: tensor b ends 5 B after its end" in fault(tmp_path, data[:-5])
 
 
 def header(body: bytes, num_tensors: int = 0, num_values: int = 0) -> bytes:

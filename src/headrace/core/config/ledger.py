@@ -6,7 +6,7 @@ Decides the size of the KV pool, and what to say when none fits; refuses to meas
 from dataclasses import dataclass, replace
 
 from headrace.core.base.errors import ConfigError
-from headrace.core.config.units import format_bytes
+from headrace.core.config.units import format_bytes, size_text
 
 AUTO_KV_SHARE = 0.25
 """Most of the available memory that a pool of unstated size takes: a laptop has other work to do,
@@ -148,7 +148,10 @@ def _too_large(
     block_bytes: int,
     block_size: int,
 ) -> ConfigError:
-    hint = f"--kv-memory {room_blocks * block_bytes} fits"
+    # Any size of that many whole blocks, or nearly as many, will do; a round one reads best.
+    least_blocks = min(room_blocks, max(seq_blocks, room_blocks - room_blocks // 100))
+    size = size_text(least_blocks * block_bytes, (room_blocks + 1) * block_bytes - 1)
+    hint = f"--kv-memory {size} fits"
     if room_blocks < seq_blocks:
         hint += f" with --max-model-len {room_blocks * block_size}"
     return ConfigError(
@@ -161,7 +164,8 @@ def _too_large(
 def _too_small(
     asked_bytes: int, num_blocks: int, seq_blocks: int, block_bytes: int, block_size: int
 ) -> ConfigError:
-    hint = f"the least is --kv-memory {seq_blocks * block_bytes}"
+    least_bytes = seq_blocks * block_bytes
+    hint = f"--kv-memory {size_text(least_bytes, least_bytes + least_bytes // 100)} is enough"
     if num_blocks:
         hint += f", or --max-model-len {num_blocks * block_size}"
     return ConfigError(

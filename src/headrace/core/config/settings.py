@@ -10,6 +10,7 @@ from dataclasses import Field, dataclass, fields
 from typing import Any, Final
 
 from headrace.core.config.schema import Config
+from headrace.core.config.units import size_text
 
 _UNITS: Final = {
     unit + suffix: scale
@@ -68,7 +69,9 @@ class Setting:
             return "true | false"
         if self.low is None and self.high is None:
             return "a text" if self.type is str else "any number"
-        low, high = (_plain(limit) if limit is not None else "" for limit in (self.low, self.high))
+        low, high = (
+            self._spell(limit) if limit is not None else "" for limit in (self.low, self.high)
+        )
         return f"{low}..{high}"
 
     def parse(self, raw: object) -> object:
@@ -84,10 +87,13 @@ class Setting:
         if self.choices and value not in self.choices:
             raise ValueError(f"is {_cut(repr(value))}; choose one of {', '.join(self.choices)}")
         if self.low is not None and value < self.low:  # type: ignore[operator]
-            raise ValueError(f"is {_cut(str(raw))}, the least is {_plain(self.low)}")
+            raise ValueError(f"is {_cut(str(raw))}, the least is {self._spell(self.low)}")
         if self.high is not None and value > self.high:  # type: ignore[operator]
-            raise ValueError(f"is {_cut(str(raw))}, the most is {_plain(self.high)}")
+            raise ValueError(f"is {_cut(str(raw))}, the most is {self._spell(self.high)}")
         return value
+
+    def _spell(self, limit: float) -> str:
+        return size_text(int(limit)) if self.is_size else _plain(limit)
 
     def _read(self, text: str) -> object:
         if self.type is bool:

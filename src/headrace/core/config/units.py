@@ -1,5 +1,8 @@
-"""Sizes as people read them."""
+"""Sizes as people read them, and as flags take them."""
 
+from itertools import product
+
+_FLAG_UNITS = ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB"))
 _NAMES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
@@ -15,3 +18,18 @@ def format_bytes(num_bytes: int) -> str:
         text = f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
     sign = "-" if num_bytes < 0 else ""
     return f"{sign}{text} {_NAMES[unit]}"
+
+
+def size_text(low: int, high: int | None = None) -> str:
+    """The shortest size from `low` to `high` that a setting takes: "1.5GiB". Without `high` it is
+    `low` exactly, if need be in bytes.
+    """
+    high = low if high is None else high
+    for (power, unit), num_digits in product(_FLAG_UNITS, range(4)):
+        # A unit of which it is less than one reads badly.
+        if 1 << power > high:
+            continue
+        value = -(-low * 10**num_digits >> power)
+        if value << power <= high * 10**num_digits:
+            return f"{value / 10**num_digits:.{num_digits}f}{unit}"
+    return str(low)

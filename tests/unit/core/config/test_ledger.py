@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from headrace.core.base.errors import ConfigError
 from headrace.core.config.ledger import AUTO_KV_SHARE, ByteLedger, KvPlan, blocks_for, plan_kv
-from headrace.core.config.units import format_bytes
+from headrace.core.config.settings import SETTINGS
+from headrace.core.config.units import format_bytes, size_text
 
 MIB = 1 << 20
 BLOCK_BYTES = 368_640  # of a model of 30 layers, 3 KV heads of 64
@@ -89,23 +90,40 @@ def test_when_the_pool_is_too_small_the_least_is_told() -> None:
         plan(asked_bytes=10 * BLOCK_BYTES)
     assert "holds 160 tokens" in caught.value.message
     match = re.fullmatch(
-        r"the least is --kv-memory (\d+), or --max-model-len (\d+)", caught.value.hint
+        r"--kv-memory (\S+) is enough, or --max-model-len (\d+)", caught.value.hint
     )
     assert match is not None
-    least, length = int(match[1]), int(match[2])
+    least, length = memory(match[1]), int(match[2])
     assert plan(asked_bytes=least).num_full_seqs == 1
     with pytest.raises(ConfigError):
-        plan(asked_bytes=least - 1)
+        plan(asked_bytes=int(least * 0.985))
     assert plan(asked_bytes=10 * BLOCK_BYTES, max_model_len=length).num_full_seqs == 1
 
 
 def test_when_the_pool_is_too_large_the_most_is_told() -> None:
     with pytest.raises(ConfigError) as caught:
         plan(asked_bytes=900 * MIB)
-    most = int(re.fullmatch(r"--kv-memory (\d+) fits", caught.value.hint)[1])  # type: ignore[index]
-    assert plan(asked_bytes=most).ledger.fits
-    with pytest.raises(ConfigError):
-        plan(asked_bytes=most + BLOCK_BYTES)
+    assert caught.value.hint == "--kv-memory 842MiB fits"  # of 850 MiB
+    assert plan(asked_bytes=842 * MIB).ledger.fits
+
+
+def test_what_is_told_of_a_pool_that_is_too_large_fits_exactly() -> None:
+    """There is room for a little more than half a sequence."""
+    ledger = ByteLedger(weights=1000 * MIB - 70 * BLOCK_BYTES - 100, available=1000 * MIB)
+    with pytest.raises(ConfigError) as caught:
+        plan(ledger, asked_bytes=900 * MIB)
+    match = re.fullmatch(r"--kv-memory (\S+) fits with --max-model-len (\d+)", caught.value.hint)
+    assert match is not None
+    assert (match[1], match[2]) == ("24.7MiB", "1120")
+    kv = plan(ledger, asked_bytes=memory(match[1]), max_model_len=1120)
+    assert (kv.num_blocks, kv.num_full_seqs) == (70, 1)
+
+
+def memory(text: str) -> int:
+    """What the flag makes of it."""
+    value = SETTINGS["kv.memory_bytes"].parse(text)
+    assert isinstance(value, int)
+    return value
 
 
 def test_when_the_model_alone_is_too_large_nothing_helps_but_memory() -> None:
@@ -182,3 +200,30 @@ def test_a_plan_fits_and_holds_a_whole_sequence(
 )
 def test_sizes_in_words(num_bytes: int, text: str) -> None:
     assert format_bytes(num_bytes) == text
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "text"),
+    [
+        (0, None, "0"),
+        (1000, None, "1000"),
+        (1024, None, "1KiB"),
+        (1025, None, "1025"),
+        (1536 << 20, None, "1.5GiB"),
+        (1 << 50, None, "1024TiB"),
+        (262_080 << 10, None, "262080KiB"),
+        (1_234_567_890, None, "1234567890"),
+        (1_234_567_890, 1_300_000_000, "1.2GiB"),
+        (999_000_000, 1_000_000_000, "953MiB"),
+        (1 << 30, 2 << 30, "1GiB"),
+    ],
+)
+def test_sizes_as_settings_take_them(low: int, high: int | None, text: str) -> None:
+    assert size_text(low, high) == text
+    assert low <= memory(text) <= (low if high is None else high)
+
+
+@given(low=st.integers(0, 1 << 49), more=st.integers(0, 1 << 40))
+def test_a_setting_takes_a_size_within_its_bounds(low: int, more: int) -> None:
+    assert low <= memory(size_text(low, low + more)) <= low + more
+    assert memory(size_text(low)) == low
