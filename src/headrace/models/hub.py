@@ -48,8 +48,10 @@ DEFAULT_MODEL = PackagedModel(
     num_bytes=98_362_432,
 )
 
+NAMES_HINT = "name a GGUF file, a folder of safetensors, or a hub id (org/name[/FILE.gguf])"
 _INSTEAD = "pass a model file: headrace serve PATH"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(/[\w./-]+\.gguf)?")
+_FILE_SUFFIXES = (".gguf", ".safetensors")
 _HUB_FILES = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja"]
 _CHUNK_BYTES = 1 << 20
 _POLL_S = 0.1
@@ -69,19 +71,31 @@ def cache_dir() -> Path:
 def resolve_model(path_or_id: str, on_progress: OnProgress | None = None) -> Path:
     """A local path for what a person names: a path, a hub id, or "" for the default model.
 
-    A hub id is `org/name` for a folder of safetensors, `org/name/FILE.gguf` for one file.
+    What exists on this machine is a path, whatever it looks like. ConfigError for what neither
+    exists nor is a hub id.
     """
     if not path_or_id:
         return ensure_default_model(on_progress)
     path = Path(path_or_id).expanduser()
     if path.exists():
         return path
-    if path_or_id.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(path_or_id):
-        raise ConfigError(
-            f"{path_or_id}: there is no such file or folder",
-            hint="name a GGUF file, a folder of safetensors, or a hub id (org/name)",
-        )
+    if not is_hub_id(path_or_id):
+        raise ConfigError(f"{path_or_id}: there is no such file or folder", hint=NAMES_HINT)
     return _from_hub(path_or_id)
+
+
+def is_hub_id(name: str) -> bool:
+    """Whether the hub may be asked for what does not exist here.
+
+    A hub id is `org/name` for a folder of safetensors, or `org/name/FILE.gguf` for one file. Two
+    parts that end as model files do are a path to one that is not there; so is a GGUF file whose
+    first part is a folder here.
+    """
+    if name.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(name):
+        return False
+    if name.count("/") == 1:
+        return not name.lower().endswith(_FILE_SUFFIXES)
+    return not Path(name.partition("/")[0]).is_dir()
 
 
 def ensure_default_model(

@@ -164,6 +164,9 @@ def test_a_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("", Status.WARN, "headrace pull fetches it now"),
         ("org/name", Status.WARN, "headrace pull org/name"),
+        ("org/name-1.5", Status.WARN, "headrace pull org/name-1.5"),
+        ("org/name/m.gguf", Status.WARN, "headrace pull org/name/m.gguf"),
+        ("no/such.gguf", Status.FAIL, "name a GGUF file"),
         ("./name", Status.FAIL, "name a GGUF file"),
         ("model.gguf", Status.FAIL, "name a GGUF file"),
     ],

@@ -125,8 +125,14 @@ def test_a_model_that_is_not_there(command: str, capsys: Capture, tmp_path: Path
     assert (code, out) == (2, "")
     assert err.splitlines() == [
         f"error: {path}: there is no such file or folder",
-        "hint: name a GGUF file, a folder of safetensors, or a hub id (org/name)",
+        "hint: name a GGUF file, a folder of safetensors, or a hub id (org/name[/FILE.gguf])",
     ]
+
+
+def test_a_path_that_looks_like_a_hub_id_is_no_hub_id(capsys: Capture) -> None:
+    code, out, err = run(capsys, "serve", "no/such.gguf", "--port", "0")
+    assert (code, out) == (2, "")
+    assert err.startswith("error: no/such.gguf: there is no such file or folder\n")
 
 
 def test_an_address_that_is_taken(capsys: Capture) -> None:

@@ -13,7 +13,13 @@ import pytest
 
 from headrace.core.base.errors import ConfigError
 from headrace.models import hub
-from headrace.models.hub import PackagedModel, cache_dir, ensure_default_model, resolve_model
+from headrace.models.hub import (
+    PackagedModel,
+    cache_dir,
+    ensure_default_model,
+    is_hub_id,
+    resolve_model,
+)
 
 MODEL = b"GGUF" + bytes(range(256)) * 8
 MEMBER = "tiny/tiny.gguf"
@@ -200,11 +206,28 @@ def test_names_resolve_to_what_exists(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(
-    "name", ["absent.gguf", "./org/name", "/org/name", "~/x/y", "https://a/b", "a/b/c", "../a/b"]
+    "name",
+    [
+        *("absent.gguf", "./org/name", "/org/name", "~/x/y", "https://a/b", "a/b/c", "../a/b"),
+        *("no/such.gguf", "no/such.GGUF", "no/such.safetensors", "a/b/c.safetensors"),
+    ],
 )
 def test_what_is_no_hub_id_is_never_asked_for(name: str) -> None:
     with pytest.raises(ConfigError, match="there is no such file or folder"):
         resolve_model(name)
+
+
+def test_a_file_in_a_folder_that_is_here_is_no_hub_id(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = "models/llama/m.gguf"
+    assert is_hub_id(name)
+    (tmp_path / "models").mkdir()
+    assert not is_hub_id(name)
+    with pytest.raises(ConfigError, match="there is no such file or folder"):
+        resolve_model(name)
+    assert is_hub_id("models/llama")  # it may be called as a folder here is
 
 
 def test_an_unreachable_hub_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

