@@ -21,6 +21,7 @@ from headrace.core.config.settings import SETTINGS
 from headrace.live.boot import Booted, Progress, boot
 from headrace.live.choice import ChoiceDelta
 from headrace.live.generate import GenerateRequest
+from headrace.models.text.chat import encode_chat
 
 Message = Mapping[str, Any]
 """A chat message: {"role": "user", "content": "…"}."""
@@ -147,8 +148,8 @@ class LLM:
         """Answer one or many conversations; until the answer ends unless `max_tokens` says
         otherwise.
         """
-        texts = [self._render(conversation) for conversation in _as_conversations(messages)]
-        tokens = [self._booted.loaded.tokenizer.encode(text, add_special=False) for text in texts]
+        prompts = [self._render(conversation) for conversation in _as_conversations(messages)]
+        texts, tokens = [text for text, _ in prompts], [tokens for _, tokens in prompts]
         return self._complete(texts, tokens, sampling, on_progress)
 
     def stream(
@@ -163,8 +164,7 @@ class LLM:
         if isinstance(prompt, str) or not prompt or isinstance(prompt[0], int):
             tokens = self._tokens(cast(Prompt, prompt))
         else:
-            text = self._render(cast("Sequence[Message]", prompt))
-            tokens = self._booted.loaded.tokenizer.encode(text, add_special=False)
+            _, tokens = self._render(cast("Sequence[Message]", prompt))
         request = self._request(tokens, sampling)
         with closing(self._booted.text_engine.stream_sync(request)) as deltas:
             for delta in deltas:
@@ -192,7 +192,7 @@ class LLM:
     def _tokens(self, prompt: Prompt) -> Sequence[int]:
         return self._booted.loaded.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
 
-    def _render(self, messages: Sequence[Message]) -> str:
+    def _render(self, messages: Sequence[Message]) -> tuple[str, list[int]]:
         template = self._booted.loaded.chat_template
         if template is None:
             raise RequestError(
@@ -200,7 +200,8 @@ class LLM:
                 code="no_chat_template",
                 hint="use generate, or name a template with the setting `chat_template`",
             )
-        return template.render([dict(message) for message in messages])
+        tokenizer = self._booted.loaded.tokenizer
+        return encode_chat(template, tokenizer, [dict(message) for message in messages])
 
     # ---- requests
 

@@ -15,6 +15,7 @@ from headrace.core.base.types import NS_PER_MS, NS_PER_S, Ns
 from headrace.core.config.schema import Config
 from headrace.live.boot import Booted, boot
 from headrace.live.generate import ChoiceFinish, GenerateRequest, TextEngine
+from headrace.models.text.chat import encode_chat
 
 MAX_SEED = 2**63
 
@@ -87,8 +88,9 @@ class Answerer:
                 "the model has no chat template",
                 hint="headrace generate --raw continues a text; --chat-template names a template",
             )
-        text = template.render([dict(message) for message in messages])
-        return self._ask(self._booted.loaded.tokenizer.encode(text, add_special=False))
+        tokenizer = self._booted.loaded.tokenizer
+        _, tokens = encode_chat(template, tokenizer, [dict(message) for message in messages])
+        return self._ask(tokens)
 
     def complete(self, text: str) -> Answer:
         """What follows a text."""

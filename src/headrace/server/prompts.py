@@ -46,11 +46,20 @@ class PromptMaker:
     """Makes prompts with one tokeniser and one template. Thread-safe as far as these are."""
 
     def __init__(
-        self, tokenizer: Tokenizer, template: ChatTemplate | None, vocab_size: int
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None,
+        vocab_size: int,
+        *,
+        special_tokens_in_content: bool = False,
     ) -> None:
+        """`special_tokens_in_content`: what a message spells becomes special tokens too, not only
+        what the template does.
+        """
         self._tokenizer = tokenizer
         self._template = template
         self._vocab_size = vocab_size
+        self._special_tokens_in_content = special_tokens_in_content
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="headrace-prompts")
         # One, because a template renders one at a time; its own, because a template may be slow.
         self._rendering = ThreadPoolExecutor(1, thread_name_prefix="headrace-template")
@@ -71,15 +80,26 @@ class PromptMaker:
                 hint="use /v1/completions, or give the server one with `model.chat_template`",
             )
         messages = [_message(index, one) for index, one in enumerate(request.messages)]
-        text = await self._rendered(request, messages)
+        arguments = _template_kwargs(request.chat_template_kwargs or {})
+        literal, given = self._tokenizer.literal, [messages, arguments]
+        size = sum(len(message["content"]) for message in messages)
+        is_hidden = not self._special_tokens_in_content and await self._run(
+            size, lambda: literal.is_needed(given)
+        )
+        if is_hidden:
+            messages, arguments = await self._run(size, lambda: literal.hide(given))
+        text = await self._rendered(request, messages, arguments)
 
         def prompt() -> Prompt:
             final = messages[-1]["content"]
             kept = _up_to_final_message(text, final) if request.continue_final_message else text
+            if is_hidden:
+                return Prompt(tuple(literal.encode(kept)), literal.show(kept))
             # The template writes the special tokens itself.
             return Prompt(tuple(self._tokenizer.encode(kept, add_special=False)), kept)
 
-        return await self._run(len(text), prompt)
+        # What is hidden may need a tokenizer that is yet to be made.
+        return await self._run(OFFLOAD_CHARS + 1 if is_hidden else len(text), prompt)
 
     async def _run(self, num_chars: int, make: Callable[[], Result]) -> Result:
         if num_chars <= OFFLOAD_CHARS:
@@ -96,7 +116,9 @@ class PromptMaker:
                 )
         return Prompt(tuple(given), self._tokenizer.decode(given))
 
-    async def _rendered(self, request: ChatRequest, messages: list[dict[str, Any]]) -> str:
+    async def _rendered(
+        self, request: ChatRequest, messages: list[dict[str, Any]], arguments: dict[str, Any]
+    ) -> str:
         if self._template is None:
             raise InvariantError("a chat without a template was let through")
         generation = request.add_generation_prompt
@@ -107,7 +129,7 @@ class PromptMaker:
                 not request.continue_final_message if generation is None else generation
             ),
             tools=None,
-            **_template_kwargs(request.chat_template_kwargs or {}),
+            **arguments,
         )
         try:
             # Whoever gives up before its turn, or whose client leaves, gives its place free.

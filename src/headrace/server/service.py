@@ -74,7 +74,12 @@ class Service:
         self._served = Served(
             name=booted.name,
             text_engine=text_engine,
-            prompts=PromptMaker(loaded.tokenizer, loaded.chat_template, text_engine.vocab_size),
+            prompts=PromptMaker(
+                loaded.tokenizer,
+                loaded.chat_template,
+                text_engine.vocab_size,
+                special_tokens_in_content=self.config.special_tokens_in_content,
+            ),
             tokens=TokenStrings(loaded.tokenizer),
             created_s=int(time.time()),
             fingerprint=f"fp_{sha256(identity).hexdigest()[:12]}",

@@ -155,6 +155,9 @@ class ServerConfig:
     stream_buffer_bytes: int = setting(
         1 << 20, "unsent stream bytes after which a slow reader is cut", low=1024, high=1 << 30
     )
+    special_tokens_in_content: bool = setting(
+        False, "special tokens that a chat message spells become these tokens, and no text"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

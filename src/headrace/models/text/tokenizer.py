@@ -13,6 +13,7 @@ from typing import Any
 import tokenizers
 
 from headrace.core.base.errors import ConfigError, RequestError
+from headrace.models.text.literal import LiteralText
 
 # Tokens that end an answer in some chat format, whatever a file names as its end of text.
 END_TOKENS = (
@@ -38,6 +39,7 @@ class Tokenizer:
         """
         self._library = library
         self._spelling = _Spelling(library)
+        self.literal = LiteralText(library)
         self.vocab_size: int = library.get_vocab_size(with_added_tokens=True)
         self._special = frozenset(
             id_ for id_, token in library.get_added_tokens_decoder().items() if token.special
