@@ -6,8 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 
+import msgspec
 import pytest
 
+from headrace.core.base.events import StartStep
 from headrace.core.base.plan import TokenLogprob
 from headrace.core.base.sampling import SamplingParams
 from headrace.core.config.schema import (
@@ -19,6 +21,7 @@ from headrace.core.config.schema import (
     TelemetryConfig,
 )
 from headrace.live.boot import Booted, boot
+from headrace.live.event_log import EventLogReader
 from headrace.live.generate import GenerateRequest
 from headrace.live.replay import replay
 from headrace.models.hub import ensure_default_model
@@ -72,6 +75,7 @@ def start(
     num_blocks: int,
     block_bytes: int,
     max_model_len: int,
+    overlap: str = "off",
     event_log: str = "",
 ) -> Booted:
     return boot(
@@ -80,7 +84,10 @@ def start(
             device=DeviceConfig(backend="native", threads=2),
             kv=KvConfig(memory_bytes=num_blocks * block_bytes),
             scheduler=SchedulerConfig(
-                step_tokens=max(chunk_tokens, 64), chunk_tokens=chunk_tokens, admission="optimistic"
+                step_tokens=max(chunk_tokens, 64),
+                chunk_tokens=chunk_tokens,
+                admission="optimistic",
+                overlap=overlap,
             ),
             telemetry=TelemetryConfig(event_log=event_log),
         )
@@ -143,12 +150,14 @@ def alone(tiny_model: Path, requests: list[GenerateRequest]) -> list[Output]:
 
 @pytest.mark.parametrize("is_preempting", [False, True], ids=["roomy", "preempting"])
 @pytest.mark.parametrize("chunk_tokens", [16, 64, 512])
+@pytest.mark.parametrize("overlap", ["off", "on"])
 def test_the_schedule_changes_no_byte(
     tiny_model: Path,
     requests: list[GenerateRequest],
     alone: list[Output],
     chunk_tokens: int,
     is_preempting: bool,
+    overlap: str,
     tmp_path: Path,
 ) -> None:
     booted = start(
@@ -157,6 +166,7 @@ def test_the_schedule_changes_no_byte(
         num_blocks=SMALL_POOL_BLOCKS if is_preempting else 1024,
         block_bytes=BLOCK_BYTES,
         max_model_len=MAX_MODEL_LEN,
+        overlap=overlap,
         event_log=str(tmp_path / "log"),
     )
     try:
@@ -181,6 +191,62 @@ def test_the_schedule_changes_no_byte(
         booted.close()
     report = replay(tmp_path / "log")
     assert report.is_equal, str(report.difference)
+
+
+@pytest.mark.parametrize("overlap", ["off", "on"])
+def test_an_end_changes_no_byte_of_others_and_nothing_follows_it(
+    tiny_model: Path,
+    requests: list[GenerateRequest],
+    alone: list[Output],
+    overlap: str,
+    tmp_path: Path,
+) -> None:
+    """Ends that nobody sees coming: by a token, and by a string that the reader finds."""
+    booted = start(
+        tiny_model,
+        chunk_tokens=64,
+        num_blocks=SMALL_POOL_BLOCKS,
+        block_bytes=BLOCK_BYTES,
+        max_model_len=MAX_MODEL_LEN,
+        overlap=overlap,
+        event_log=str(tmp_path / "log"),
+    )
+    ended = []
+    for index, (request, (tokens, *_, text)) in enumerate(zip(requests, alone, strict=True)):
+        middle = tokens[len(tokens) // 2]
+        if index % 3 == 0:
+            params = msgspec.structs.replace(request.params, stop_token_ids=(middle,))
+            request = replace(request, params=params, include_stop=True)
+        elif index % 3 == 1:
+            request = replace(request, stop=(text[len(text) // 2 :][:3],))
+        ended.append(request)
+    try:
+        for num_concurrent in (1, 8, 32):
+            deltas = list(booted.text_engine.stream_all(ended, max_open=num_concurrent))
+            for index, (request, (tokens, *_, text)) in enumerate(zip(ended, alone, strict=True)):
+                own = [delta for i, delta in deltas if i == index]
+                found = tuple(token for delta in own for token in delta.token_ids)
+                assert own[-1].finish is not None
+                if request.params.stop_token_ids:
+                    (stop,) = request.params.stop_token_ids
+                    assert found == tokens[: tokens.index(stop) + 1]
+                    assert own[-1].finish.reason == "stop"
+                elif request.stop:
+                    assert (
+                        "".join(delta.text for delta in own) == text[: text.index(request.stop[0])]
+                    )
+                    assert own[-1].finish.reason == "stop"
+                else:
+                    assert found == tokens
+        assert booted.engine.drain(20)
+        booted.engine.check()
+    finally:
+        booted.close()
+    with EventLogReader(tmp_path / "log") as log:
+        effects = [effect for frame in log for effect in frame.effects]
+    plans = [effect.plan for effect in effects if isinstance(effect, StartStep)]
+    assert any(plan.is_ahead for plan in plans) == (overlap == "on")
+    assert replay(tmp_path / "log").is_equal
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ def random_bench(rng: random.Random) -> Bench:
         max_model_len=50,
         prefix_cache=rng.random() < 0.8,
         can_copy=rng.random() < 0.7,
+        overlap=rng.choice(["off", "on", "auto"]),
         step_tokens=rng.choice([1, 7, 32, 64]),
         chunk_tokens=rng.choice([0, 5, 16]),
         order=rng.choice(["fcfs", "priority", "longest_prefix", "slo_slack"]),

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from headrace.adapters.executors.sim import RecordedSteps, StepOutcome
+from headrace.adapters.executors.sim import RecordedSteps, StepOutcome, lost_step
 from headrace.core.base.errors import InvariantError
 from headrace.core.base.events import Arrive, Cancel, Finish, Reject, StepDone, StepFailed
 from headrace.core.base.plan import StepPlan, WorkerSpec
@@ -41,6 +41,9 @@ class DeviceSteps:
         if self._rng.random() < self._failure_rate:
             return StepFailed(plan.step_id, "fault"), elapsed_ns
         return StepDone(self._device.run(plan)), elapsed_ns
+
+    def lost(self, plan: StepPlan) -> StepOutcome:
+        return lost_step(plan)
 
 
 def draw_prompt(rng: Random, stems: list[tuple[int, ...]]) -> tuple[int, ...]:
@@ -84,6 +87,7 @@ def draw_worker(seed: int) -> WorkerSetup:
         can_copy_blocks=rng.random() < 0.7,
     )
     scheduler = SchedulerConfig(
+        overlap=rng.choice(("off", "on", "auto")),
         step_tokens=rng.choice((1, 7, 16, 64, 512)),
         chunk_tokens=rng.choice((0, 0, 5, 16)),
         max_running_seqs=rng.choice((1, 3, 16, 256)),

@@ -6,6 +6,7 @@ shared, copied, evicted or recomputed. The token it chooses is a function of the
 the right output is known without a schedule.
 """
 
+from collections import deque
 from hashlib import blake2b
 
 from headrace.core.base.events import (
@@ -20,7 +21,14 @@ from headrace.core.base.events import (
     StepDone,
     StepFailed,
 )
-from headrace.core.base.plan import SeqResult, StepPlan, StepResult, TokenLogprob, WorkerSpec
+from headrace.core.base.plan import (
+    SeqResult,
+    StepPlan,
+    StepResult,
+    TokenLogprob,
+    WorkerSpec,
+    settled,
+)
 from headrace.core.base.request import SeqSpec
 from headrace.core.base.sampling import SamplingParams
 from headrace.core.base.types import BlockId, Ns, SeqId
@@ -68,11 +76,13 @@ class FakeDevice:
         self._block_size = spec.block_size
         self._slots: dict[tuple[BlockId, int], bytes] = {}
         self._tokens: dict[SeqId, tuple[int, ...]] = {}
+        self._sampled: dict[SeqId, int] = {}  # by the last step
 
     def add(self, spec: SeqSpec) -> None:
         self._tokens[spec.seq_id] = spec.prompt_tokens
 
     def run(self, plan: StepPlan) -> StepResult:
+        plan = settled(plan, self._sampled)
         for copy in plan.copies:
             for slot in range(copy.num_tokens):
                 self._slots[copy.dst, slot] = self._slots[copy.src, slot]
@@ -85,6 +95,7 @@ class FakeDevice:
                     known[: position + 1]
                 )
         results = tuple(self._result(plan, i) for i in range(len(plan.seqs)))
+        self._sampled = {result.seq_id: result.tokens[0] for result in results if result.tokens}
         return StepResult(plan.step_id, results, LinearCost().step_ns(StepShape.of(plan)))
 
     def _result(self, plan: StepPlan, index: int) -> SeqResult:
@@ -125,6 +136,7 @@ class Bench:
         max_model_len: int = 200,
         prefix_cache: bool = True,
         can_copy: bool = True,
+        overlap: str = "off",
         **scheduler: object,
     ) -> None:
         self.spec = WorkerSpec(
@@ -137,13 +149,14 @@ class Bench:
             can_copy_blocks=can_copy,
         )
         config = WorkerConfig(
-            scheduler=SchedulerConfig(**scheduler),  # type: ignore[arg-type]
+            scheduler=SchedulerConfig(overlap=overlap, **scheduler),  # type: ignore[arg-type]
             kv=KvConfig(prefix_cache=prefix_cache),
         )
         self.core = build_worker(config, self.spec, LinearCost())
         self.device = FakeDevice(self.spec)
         self.now = Ns(0)
-        self.plan: StepPlan | None = None
+        self.running: deque[StepPlan] = deque()
+        self.has_failed = False  # the last step
         self.plans: list[StepPlan] = []
         self.specs: dict[SeqId, SeqSpec] = {}
         self.output: dict[SeqId, tuple[int, ...]] = {}
@@ -152,6 +165,11 @@ class Bench:
         self.rejected: dict[SeqId, Reject] = {}
         self.admitted: list[Admitted] = []
         self.preempted: list[Preempted] = []
+
+    @property
+    def plan(self) -> StepPlan | None:
+        """Of the step that runs."""
+        return self.running[0] if self.running else None
 
     def seq(self, prompt: tuple[int, ...], **fields: object) -> SeqSpec:
         """A sequence with the next free id; `fields` are SamplingParams' or SeqSpec's."""
@@ -174,8 +192,9 @@ class Bench:
         for effect in effects:
             match effect:
                 case StartStep(plan):
-                    assert self.plan is None, "two steps at once"
-                    self.plan = plan
+                    assert plan.is_ahead == bool(self.running)
+                    self.running.append(plan)
+                    assert len(self.running) <= 2
                     self.plans.append(plan)
                 case Emit(seq_id, tokens, _, scores):
                     self.output[seq_id] = self.output.get(seq_id, ()) + tokens
@@ -194,14 +213,18 @@ class Bench:
         return effects
 
     def step(self) -> list[EngineEffect]:
-        """Carry out the planned step."""
-        plan, self.plan = self.plan, None
-        assert plan is not None, "no step is planned"
+        """Carry out the planned step; one that was planned ahead of a step that failed fails."""
+        assert self.running, "no step is planned"
+        plan = self.running.popleft()
+        if plan.is_ahead and self.has_failed:
+            return self.handle(StepFailed(plan.step_id, "the step before has failed"))
+        self.has_failed = False
         return self.handle(StepDone(self.device.run(plan)))
 
     def fail_step(self) -> list[EngineEffect]:
-        plan, self.plan = self.plan, None
-        assert plan is not None, "no step is planned"
+        assert self.running, "no step is planned"
+        plan = self.running.popleft()
+        self.has_failed = True
         return self.handle(StepFailed(plan.step_id, "device on fire"))
 
     def run(self, max_steps: int = 10_000) -> None:

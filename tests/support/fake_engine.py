@@ -25,8 +25,9 @@ from headrace.core.base.plan import (
     StepResult,
     TokenLogprob,
     WorkerSpec,
+    settled,
 )
-from headrace.core.base.types import Ns
+from headrace.core.base.types import Ns, SeqId
 from headrace.core.config.schema import KvConfig, SchedulerConfig, WorkerConfig
 from headrace.live.engine import LiveEngine
 from headrace.live.generate import TextEngine
@@ -119,6 +120,7 @@ class FormulaExecutor:
         self._thread.join()
 
     def _run(self) -> None:
+        sampled: dict[SeqId, int] | None = None  # by the last step; None = it failed
         while True:
             with self._changed:
                 while not self._work:
@@ -130,10 +132,12 @@ class FormulaExecutor:
             if self.step_s:
                 time.sleep(self.step_s)
             self.num_steps += 1
-            if self.fails:
+            if self.fails or (plan.is_ahead and sampled is None):
+                sampled = None
                 on_done(StepFailed(plan.step_id, "told to fail"))
             else:
-                results = tuple(self._result(seq) for seq in plan.seqs)
+                results = tuple(self._result(seq) for seq in settled(plan, sampled or {}).seqs)
+                sampled = {result.seq_id: result.tokens[0] for result in results if result.tokens}
                 on_done(StepDone(StepResult(plan.step_id, results, Ns(1000))))
 
     def _result(self, seq: SeqStep) -> SeqResult:

@@ -133,9 +133,15 @@ class Ear:
 
 @contextmanager
 def live_engine(
-    executor: ManualExecutor, *, event_log: Path | None = None, **scheduler: object
+    executor: ManualExecutor,
+    *,
+    event_log: Path | None = None,
+    overlap: str = "off",
+    **scheduler: object,
 ) -> Iterator[LiveEngine]:
-    config = WorkerConfig(scheduler=SchedulerConfig(**scheduler))  # type: ignore[arg-type]
+    config = WorkerConfig(
+        scheduler=SchedulerConfig(overlap=overlap, **scheduler)  # type: ignore[arg-type]
+    )
     engine = LiveEngine(config, executor, event_log=event_log)
     try:
         yield engine

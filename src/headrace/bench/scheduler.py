@@ -40,7 +40,7 @@ def fill(num_seqs: int, num_output_tokens: int) -> tuple[EngineCore, StepPlan]:
         max_model_len=NUM_PROMPT_TOKENS + num_output_tokens,
         vocab_size=1 << 16,
     )
-    config = WorkerConfig(scheduler=SchedulerConfig(max_running_seqs=num_seqs))
+    config = WorkerConfig(scheduler=SchedulerConfig(max_running_seqs=num_seqs, overlap="off"))
     core = build_worker(config, spec, FittedCostModel.prior())
     params = SamplingParams(max_tokens=num_output_tokens, ignore_eos=True)
     seqs = tuple(

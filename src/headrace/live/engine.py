@@ -52,6 +52,7 @@ _log = logging.getLogger(__name__)
 IDLE_CHECK_AFTER_S = 0.25
 # Turns that may wait to be told before the device has to.
 MAX_UNTOLD = 3
+_NOTHING = Arrive(())  # stands for the event where a check finds that a law is broken
 
 
 class LiveEngine:
@@ -82,15 +83,15 @@ class LiveEngine:
         self._next_seq_id = 0
         # Over the next id, over who observes, and over the order of messages and the flags below.
         self._gate = threading.Lock()
-        self._is_closed = False
-        self._is_draining = False
+        self._is_closed = self._is_draining = False
         self._inbox: deque[Message] = deque()
         self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()  # of the engine thread
         # Held by whoever takes a turn: over the core, and all that follows.
         self._turn = threading.Lock()
         self._now = Ns(0)
         self._timers: list[tuple[Ns, int]] = []
-        self._num_steps_running = 0
+        self._num_steps_running = 0  # or lost
+        self._lost: deque[StepFailed] = deque()  # to be told when those before them have ended
         self._is_refusing = False
         self._is_ending = False
         self._untold: deque[Turn | Callable[[], None]] = deque()
@@ -161,8 +162,7 @@ class LiveEngine:
         """
         done: Future[None] = Future()
         with self._gate:
-            is_closed = self._is_closed
-            if not is_closed:
+            if not (is_closed := self._is_closed):
                 self._post(Check(done))
         if is_closed:
             self._thread.join()
@@ -206,10 +206,11 @@ class LiveEngine:
     def _end_step(self, event: StepDone | StepFailed) -> None:
         """The executor's word, on its own thread, which has the next step before it is free.
 
-        But not where telling lags behind: steps do not run away from those who hear of them.
+        But not where the next step has been planned ahead, which runs at once; nor where telling
+        lags behind, so that steps do not run away from those who hear of them.
         """
         self._inbox.append(event)
-        if len(self._untold) < MAX_UNTOLD:
+        if self._num_steps_running == 1 and len(self._untold) < MAX_UNTOLD:
             self._take_turn()
         self._wakes.put(None)
 
@@ -219,8 +220,10 @@ class LiveEngine:
         with self._turn:
             while self._timers and self._timers[0][0] <= time.monotonic_ns():
                 self._handle(Timer(heappop(self._timers)[1]))
+            self._tell_lost()
             while self._inbox:
                 self._receive(self._inbox.popleft())
+                self._tell_lost()
 
     def _receive(self, message: Message) -> None:
         match message:
@@ -267,7 +270,7 @@ class LiveEngine:
             self._core.check()
         except Exception as error:
             if not self._failure:
-                self._fail(Arrive(()), error)
+                self._fail(self._tick(), _NOTHING, (), error)
             self._untold.append(partial(done.set_exception, error))
         else:
             self._untold.append(partial(done.set_result, None))
@@ -284,41 +287,40 @@ class LiveEngine:
             for effect in effects:
                 self._carry_out(effect)
         except Exception as error:
-            self._fail(event, error, now, effects)
+            self._fail(now, event, effects, error)
         else:
             self._untold.append(Turn(now, event, effects))
 
     def _carry_out(self, effect: EngineEffect) -> None:
-        match effect:
-            case StartStep(plan):
-                self._start_step(plan)
-            case CallAt(at_ns, timer_id):
-                heappush(self._timers, (at_ns, timer_id))
-            case StartCopy(copy_id):
-                raise InvariantError("no mover to carry out a copy", copy_id=copy_id)
-            case _:
-                pass
+        if isinstance(effect, StartStep):
+            self._start_step(effect.plan)
+        elif isinstance(effect, CallAt):
+            heappush(self._timers, (effect.at_ns, effect.timer_id))
+        elif isinstance(effect, StartCopy):
+            raise InvariantError("no mover to carry out a copy", copy_id=effect.copy_id)
 
     def _start_step(self, plan: StepPlan) -> None:
         self._num_steps_running += 1
+        if self._lost:
+            self._lost.append(StepFailed(plan.step_id, "the step before has failed"))
+            return
         try:
             self._executor.start(plan, self._end_step)
         except Exception as error:
             _log.exception("executor could not start step %d", plan.step_id)
-            self._inbox.append(StepFailed(plan.step_id, str(error)))
+            self._lost.append(StepFailed(plan.step_id, str(error)))
+
+    def _tell_lost(self) -> None:
+        """Steps end in their order, also those that never began."""
+        while self._lost and len(self._lost) == self._num_steps_running:
+            self._handle(self._lost.popleft())
 
     def _fail(
-        self,
-        event: EngineEvent,
-        error: Exception,
-        now: Ns | None = None,
-        effects: Sequence[EngineEffect] = (),
+        self, now: Ns, event: EngineEvent, effects: Sequence[EngineEffect], error: Exception
     ) -> None:
         """Whatever it was, the core can no longer be trusted."""
         self._failure = f"{type(error).__name__}: {error}"
-        is_recorded = now is not None
-        now = self._tick() if now is None else now
-        self._untold.append(Turn(now, event, effects, is_recorded, error))
+        self._untold.append(Turn(now, event, effects, event is not _NOTHING, error))
 
     # ---- engine thread
 
@@ -381,7 +383,7 @@ class LiveEngine:
 
     @property
     def _is_busy(self) -> bool:
-        return self._num_steps_running > 0 or self._listeners.num_living > 0
+        return self._num_steps_running + self._listeners.num_living > 0
 
     def _check_idle(self) -> None:
         """The conservation law: when nobody is served, nothing is held."""
@@ -395,4 +397,4 @@ class LiveEngine:
                 if stats.num_running or stats.num_waiting or stats.num_pinned_blocks:
                     raise InvariantError("idle engine holds something", stats=stats)
             except Exception as error:
-                self._fail(Arrive(()), error)
+                self._fail(self._tick(), _NOTHING, (), error)

@@ -17,20 +17,23 @@ def recorded_setup(
 ) -> WorkerSetup:
     """What reached the recorded worker from outside, over an executor that repeats its steps.
 
-    A step takes from the event that started it to the event that ended it, as the driver saw them,
-    so that a simulation under the recorded configuration meets every event in the recorded order.
+    A step takes from the event that started it, or that ended the step before it, to the event that
+    ended it, as the driver saw them; so a simulation under the recorded configuration meets every
+    event in the recorded order.
     """
     inputs: list[tuple[Ns, Arrive | Cancel | Timer]] = []
     started_ns: dict[StepId, Ns] = {}
     outcomes: dict[StepId, StepOutcome] = {}
+    ended_ns = Ns(0)  # the last step
     for frame in frames:
         match frame.event:
             case Arrive() | Cancel() | Timer():
                 inputs.append((frame.now, frame.event))
-            case StepDone(result):
-                outcomes[result.step_id] = frame.event, Ns(frame.now - started_ns[result.step_id])
-            case StepFailed(step_id):
-                outcomes[step_id] = frame.event, Ns(frame.now - started_ns[step_id])
+            case StepDone() | StepFailed():
+                event = frame.event
+                step_id = event.result.step_id if isinstance(event, StepDone) else event.step_id
+                outcomes[step_id] = event, Ns(frame.now - max(ended_ns, started_ns[step_id]))
+                ended_ns = frame.now
         for effect in frame.effects:
             if isinstance(effect, StartStep):
                 started_ns[effect.plan.step_id] = frame.now

@@ -12,7 +12,7 @@ import pytest
 from headrace.adapters.executors.model import ModelExecutor, lay_out
 from headrace.core.base.errors import DeviceError
 from headrace.core.base.events import StepDone, StepFailed
-from headrace.core.base.plan import BlockCopy, SampleSpec, SeqStep, StepPlan, TokenLogprob
+from headrace.core.base.plan import PENDING, BlockCopy, SampleSpec, SeqStep, StepPlan, TokenLogprob
 from headrace.core.base.sampling import SamplingParams
 from headrace.core.base.types import BlockId, SeqId, StepId
 from headrace.ops.interface import KvLayout, RowRequest, RowResult, StepBatch
@@ -27,14 +27,18 @@ class RecordingProgram:
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.faults: dict[str, Exception] = {}
+        self.tokens: list[list[int]] = []  # of every pass
+        self.requests: list[Sequence[RowRequest]] = []
         self.may_run = threading.Event()
         self.may_run.set()
 
     def run(self, batch: StepBatch) -> None:
         assert self.may_run.wait(10)
+        self.tokens.append(list(batch.tokens))
         self._called("run")
 
     def finish_rows(self, requests: Sequence[RowRequest]) -> list[RowResult]:
+        self.requests.append(requests)
         self._called("finish")
         return [RowResult(_token(request), _score(request)) for request in requests]
 
@@ -179,6 +183,60 @@ def test_a_fault_fails_its_step_and_no_other(where: str, fault: Exception, messa
     plan = StepPlan(StepId(4), PLAN.seqs, (BlockCopy(BlockId(0), BlockId(1), 3),))
     assert run(executor, plan) == StepFailed(StepId(4), message)
     assert isinstance(run(executor, plan), StepDone)
+    executor.close()
+
+
+AHEAD = StepPlan(
+    StepId(5),
+    (
+        seq_step(0, 21, (PENDING,), sample=sample(22)),
+        seq_step(4, 0, (9, 9)),
+        seq_step(3, 3, (PENDING,), sample=sample(4)),
+    ),
+    is_ahead=True,
+)
+
+
+def test_a_plan_ahead_is_carried_out_with_the_tokens_of_the_step_before() -> None:
+    backend = RecordingBackend()
+    executor = executor_of(backend)
+    done: queue.SimpleQueue[StepDone | StepFailed] = queue.SimpleQueue()
+    backend.program.may_run.clear()
+    executor.start(PLAN, done.put)
+    executor.start(AHEAD, done.put)
+    backend.program.may_run.set()
+    first, second = done.get(timeout=10), done.get(timeout=10)
+    executor.close()
+    assert isinstance(first, StepDone)
+    assert isinstance(second, StepDone)
+    assert (first.result.step_id, second.result.step_id) == (4, 5)
+    assert backend.program.tokens[1] == [121, 9, 9, 103]
+    assert [seq.tokens for seq in second.result.seqs] == [(122,), (), (104,)]
+
+
+def test_penalties_count_the_token_of_the_step_before() -> None:
+    backend = RecordingBackend()
+    executor = executor_of(backend)
+    run(executor, PLAN)
+    spec = SampleSpec(SamplingParams(presence_penalty=1.0), 22, (), (1, 2), (8, PENDING))
+    share = seq_step(0, 21, (PENDING,), sample=spec)
+    assert isinstance(run(executor, StepPlan(StepId(5), (share,), is_ahead=True)), StepDone)
+    executor.close()
+    assert backend.program.tokens[1] == [121]
+    (request,) = backend.program.requests[1]
+    assert request.sample is not None
+    assert request.sample.output_tokens == (8, 121)
+
+
+def test_a_plan_ahead_of_a_step_that_failed_fails_too() -> None:
+    backend = RecordingBackend()
+    executor = executor_of(backend)
+    backend.program.faults["finish"] = DeviceError("no power")
+    assert isinstance(run(executor, PLAN), StepFailed)
+    assert run(executor, AHEAD) == StepFailed(StepId(5), "the step before has failed")
+    assert run(executor, AHEAD) == StepFailed(StepId(5), "the step before has failed")
+    assert isinstance(run(executor, PLAN), StepDone)
+    assert isinstance(run(executor, AHEAD), StepDone)
     executor.close()
 
 

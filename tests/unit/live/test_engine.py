@@ -372,10 +372,11 @@ def test_closing_cancels_waits_for_the_step_and_is_final(executor: ManualExecuto
     assert executor.num_closed == 1
 
 
-def test_many_threads_at_once() -> None:
+@pytest.mark.parametrize("overlap", ["off", "on"])
+def test_many_threads_at_once(overlap: str) -> None:
     """Submit, cancel, read and check from everywhere: every sequence ends once, nothing is left."""
     executor = ManualExecutor(worker_spec(num_blocks=20), is_free=True)
-    with live_engine(executor) as engine:
+    with live_engine(executor, overlap=overlap) as engine:
         ears = [Ear() for _ in range(8)]
 
         def client(ear: Ear) -> None:

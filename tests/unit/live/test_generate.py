@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from headrace.adapters.executors.sim import StepOutcome
+from headrace.adapters.executors.sim import StepOutcome, lost_step
 from headrace.core.base.errors import OverloadError, RequestError
 from headrace.core.base.events import StepDone
 from headrace.core.base.plan import SeqResult, SeqStep, StepPlan, StepResult, TokenLogprob
@@ -36,6 +36,9 @@ class Script:
     def outcome(self, plan: StepPlan) -> StepOutcome:
         results = tuple(self._result(seq) for seq in plan.seqs)
         return StepDone(StepResult(plan.step_id, results, Ns(1))), Ns(1)
+
+    def lost(self, plan: StepPlan) -> StepOutcome:
+        return lost_step(plan)
 
     def _result(self, seq: SeqStep) -> SeqResult:
         if seq.sample is None:

@@ -1,5 +1,6 @@
 """The executor without a device."""
 
+import msgspec
 import pytest
 
 from headrace.adapters.executors.sim import FakeSteps, SimExecutor
@@ -54,20 +55,43 @@ def test_a_step_takes_what_the_cost_model_says_and_reports_once() -> None:
     assert end.result.elapsed_ns == expected_ns
 
 
-def test_one_step_at_a_time_and_none_after_close() -> None:
+def test_one_step_runs_one_waits_and_none_starts_after_close() -> None:
     runtime = SimRuntime()
     executor = SimExecutor(SPEC, FakeSteps(LinearCost(), 7), runtime.call_later)
+    seen: list[tuple[int, StepDone | StepFailed]] = []
+
+    def on_done(end: StepDone | StepFailed) -> None:
+        seen.append((runtime.now, end))
+
+    executor.start(plan_of(0), on_done)
+    executor.start(plan_of(1), on_done)
+    with pytest.raises(DeviceError, match="two steps run already"):
+        executor.start(plan_of(2), on_done)
+    runtime.run(max_calls=10)
+    took_ns = LinearCost().step_ns(StepShape.of(plan_of(0)))
+    assert seen == [(took_ns, result_of(plan_of(0))), (2 * took_ns, result_of(plan_of(1)))]
+    executor.start(plan_of(2), on_done)
+    executor.start(plan_of(3), on_done)
+    executor.close()
+    executor.close()
+    assert len(seen) == 4
+    runtime.run(max_calls=10)
+    assert len(seen) == 4
+    with pytest.raises(DeviceError, match="closed"):
+        executor.start(plan_of(4), on_done)
+
+
+def test_a_step_that_was_planned_ahead_of_a_failed_one_fails() -> None:
+    runtime = SimRuntime()
+    executor = SimExecutor(SPEC, FakeSteps(LinearCost(), 7, failure_rate=1.0), runtime.call_later)
     seen: list[StepDone | StepFailed] = []
     executor.start(plan_of(0), seen.append)
-    with pytest.raises(DeviceError, match="running already"):
-        executor.start(plan_of(1), seen.append)
-    executor.close()
-    executor.close()
-    assert len(seen) == 1
+    executor.start(msgspec.structs.replace(plan_of(1), is_ahead=True), seen.append)
     runtime.run(max_calls=10)
-    assert len(seen) == 1
-    with pytest.raises(DeviceError, match="closed"):
-        executor.start(plan_of(2), seen.append)
+    assert [end.error for end in seen if isinstance(end, StepFailed)] == [
+        "simulated fault",
+        "the step before has failed",
+    ]
 
 
 def test_tokens_depend_on_seed_sequence_and_position_only() -> None:

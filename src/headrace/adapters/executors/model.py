@@ -7,20 +7,25 @@ import logging
 import queue
 import threading
 import time
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+import msgspec
 
 from headrace.adapters.executors.port import OnStepDone
 from headrace.core.base.errors import DeviceError
 from headrace.core.base.events import StepDone, StepFailed
 from headrace.core.base.plan import (
+    PENDING,
     SeqResult,
     SeqStep,
     StepPlan,
     StepResult,
     TokenLogprob,
     WorkerSpec,
+    settled,
 )
-from headrace.core.base.types import Ns
+from headrace.core.base.types import Ns, SeqId
 from headrace.ops.interface import (
     Backend,
     KvLayout,
@@ -33,7 +38,7 @@ from headrace.ops.interface import (
 
 _log = logging.getLogger(__name__)
 
-_Inbox = queue.SimpleQueue[tuple[StepPlan, OnStepDone] | None]
+_Inbox: TypeAlias = "queue.SimpleQueue[tuple[StepPlan, Layout, OnStepDone] | None]"
 
 
 class ModelExecutor:
@@ -71,7 +76,8 @@ class ModelExecutor:
     def start(self, plan: StepPlan, on_done: OnStepDone) -> None:
         if self._is_closed:
             raise DeviceError("the executor is closed", step_id=plan.step_id)
-        self._inbox.put((plan, on_done))
+        # Here and not on the executor's thread, which may be busy with the step before.
+        self._inbox.put((plan, lay_out(plan), on_done))
 
     def close(self) -> None:
         self._is_closed = True
@@ -79,39 +85,55 @@ class ModelExecutor:
         self._thread.join()
 
 
+class Layout(NamedTuple):
+    """A plan as a ragged batch, what is wanted of its logits rows, and how many rows each sequence
+    has.
+    """
+
+    batch: StepBatch
+    requests: list[RowRequest]
+    num_rows: list[int]
+
+
 def _serve(program: Program, inbox: _Inbox) -> None:
+    sampled: dict[SeqId, int] | None = None  # by the last step; None = it failed
     while (work := inbox.get()) is not None:
-        plan, on_done = work
+        plan, layout, on_done = work
         try:
-            done: StepDone | StepFailed = StepDone(run_step(program, plan))
+            if plan.is_ahead:
+                if sampled is None:
+                    raise DeviceError("the step before has failed")
+                layout = settle(plan, layout, sampled)
+            result = run_step(program, plan, layout)
+            sampled = {seq.seq_id: seq.tokens[0] for seq in result.seqs if seq.tokens}
+            done: StepDone | StepFailed = StepDone(result)
         except Exception as error:
             # Whatever it was, the step has no result and the next one may still have.
-            _log.exception("step %d failed", plan.step_id)
+            if not (plan.is_ahead and sampled is None):
+                _log.exception("step %d failed", plan.step_id)
+            sampled = None
             lines = str(error).splitlines() or [type(error).__name__]
             done = StepFailed(plan.step_id, lines[0])
         on_done(done)
 
 
-def run_step(program: Program, plan: StepPlan) -> StepResult:
+def run_step(program: Program, plan: StepPlan, layout: Layout) -> StepResult:
+    """Carry out a plan without PENDING tokens."""
     started_ns = time.monotonic_ns()
     if plan.copies:
         program.copy_blocks(plan.copies)
-    batch, requests, num_rows = lay_out(plan)
-    program.run(batch)
-    rows = program.finish_rows(requests) if requests else []
+    program.run(layout.batch)
+    rows = program.finish_rows(layout.requests) if layout.requests else []
     end = 0
     results = tuple(
         _seq_result(seq, rows[end : (end := end + count)])
-        for seq, count in zip(plan.seqs, num_rows, strict=True)
+        for seq, count in zip(plan.seqs, layout.num_rows, strict=True)
     )
     elapsed_ns = Ns(time.monotonic_ns() - started_ns)
     return StepResult(plan.step_id, results, elapsed_ns)
 
 
-def lay_out(plan: StepPlan) -> tuple[StepBatch, list[RowRequest], list[int]]:
-    """The ragged batch of a plan, what is wanted of its logits rows, and how many rows each
-    sequence has.
-    """
+def lay_out(plan: StepPlan) -> Layout:
     tokens: list[int] = []
     starts = [0]
     logit_rows: list[int] = []
@@ -132,7 +154,18 @@ def lay_out(plan: StepPlan) -> tuple[StepBatch, list[RowRequest], list[int]]:
         num_rows.append(len(requests) - num_before)
     positions = [seq.start for seq in plan.seqs]
     tables = [seq.block_ids for seq in plan.seqs]
-    return StepBatch(tokens, starts, positions, tables, logit_rows), requests, num_rows
+    return Layout(StepBatch(tokens, starts, positions, tables, logit_rows), requests, num_rows)
+
+
+def settle(plan: StepPlan, layout: Layout, sampled: Mapping[SeqId, int]) -> Layout:
+    """The layout with the tokens that the step before has sampled in the place of PENDING."""
+    if any(seq.sample and seq.sample.output_tokens[-1:] == (PENDING,) for seq in plan.seqs):
+        return lay_out(settled(plan, sampled))
+    tokens = list(layout.batch.tokens)
+    for seq, end in zip(plan.seqs, layout.batch.token_starts[1:], strict=True):
+        if tokens[end - 1] == PENDING:
+            tokens[end - 1] = sampled[seq.seq_id]
+    return layout._replace(batch=msgspec.structs.replace(layout.batch, tokens=tokens))
 
 
 def _targets(seq: SeqStep) -> tuple[int, ...]:

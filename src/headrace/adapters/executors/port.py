@@ -10,8 +10,12 @@ OnStepDone = Callable[[StepDone | StepFailed], None]
 
 
 class Executor(Protocol):
-    """Runs one step at a time. `on_done` is called exactly once for each start, on any thread,
-    never inside `start`.
+    """Runs steps one after another, in the order of their starts; a step may be started while the
+    one before it runs. `on_done` is called exactly once for each start, in that order too, on any
+    thread, never inside `start`.
+
+    In a plan that is ahead, PENDING stands for the token that the step before has sampled for the
+    same sequence. Where that step failed, so does this one.
     """
 
     spec: WorkerSpec

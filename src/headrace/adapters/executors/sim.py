@@ -4,6 +4,7 @@ It has no clock of its own. `call_later(delay_ns, call)` may be a simulator's ev
 timer, so the same executor serves simulations, tests of the live driver, and dry runs of a server.
 """
 
+import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Protocol
@@ -34,6 +35,10 @@ class StepSource(Protocol):
         """What the step ends with, and how long that takes."""
         ...
 
+    def lost(self, plan: StepPlan) -> StepOutcome:
+        """The same for a step that was planned ahead of one that has failed."""
+        ...
+
 
 class SimExecutor:
     """The executor port over a StepSource."""
@@ -42,29 +47,56 @@ class SimExecutor:
         self.spec = spec
         self._steps = steps
         self._call_later = call_later
-        # At most one entry. Popping it decides who reports the step: the timer or close().
-        self._running: deque[tuple[StepDone | StepFailed, OnStepDone]] = deque()
+        self._lock = threading.Lock()
+        # What was started and not reported; the first one runs.
+        self._started: deque[tuple[StepPlan, OnStepDone]] = deque()
+        # Its end: at most one. Popping it decides who reports the step: the timer or close().
+        self._ends: deque[StepDone | StepFailed] = deque()
+        self._has_failed = False  # the last step that was reported
         self._is_closed = False
 
     def start(self, plan: StepPlan, on_done: OnStepDone) -> None:
-        if self._is_closed or self._running:
-            reason = "executor is closed" if self._is_closed else "a step is running already"
-            raise DeviceError(reason, step_id=plan.step_id)
-        end, delay_ns = self._steps.outcome(plan)
-        self._running.append((end, on_done))
-        self._call_later(delay_ns, self._report)
+        with self._lock:
+            if self._is_closed or len(self._started) > 1:
+                reason = "executor is closed" if self._is_closed else "two steps run already"
+                raise DeviceError(reason, step_id=plan.step_id)
+            self._started.append((plan, on_done))
+            if len(self._started) == 1:
+                self._begin(plan)
+
+    def _begin(self, plan: StepPlan) -> None:
+        try:
+            end, delay_ns = self._outcome(plan)
+        except DeviceError as error:
+            end, delay_ns = StepFailed(plan.step_id, str(error)), Ns(0)
+        self._ends.append(end)
+        if not self._is_closed:
+            self._call_later(delay_ns, self._report)
+
+    def _outcome(self, plan: StepPlan) -> StepOutcome:
+        is_lost = plan.is_ahead and self._has_failed
+        return self._steps.lost(plan) if is_lost else self._steps.outcome(plan)
 
     def close(self) -> None:
-        """A step that still runs ends at once: there is no device to wait for."""
+        """Steps that still run end at once: there is no device to wait for."""
         self._is_closed = True
-        self._report()
+        while self._ends:
+            self._report()
 
     def _report(self) -> None:
-        try:
-            end, on_done = self._running.popleft()
-        except IndexError:
-            return
+        with self._lock:
+            if not self._ends:
+                return
+            end = self._ends.popleft()
+            _, on_done = self._started.popleft()
+            self._has_failed = isinstance(end, StepFailed)
+            if self._started:
+                self._begin(self._started[0][0])
         on_done(end)
+
+
+def lost_step(plan: StepPlan) -> StepOutcome:
+    return StepFailed(plan.step_id, "the step before has failed"), Ns(0)
 
 
 class FakeSteps:
@@ -88,6 +120,9 @@ class FakeSteps:
             return StepFailed(plan.step_id, "simulated fault"), elapsed_ns
         seqs = tuple(self._result(seq) for seq in plan.seqs)
         return StepDone(StepResult(plan.step_id, seqs, elapsed_ns)), elapsed_ns
+
+    def lost(self, plan: StepPlan) -> StepOutcome:
+        return lost_step(plan)
 
     def _result(self, seq: SeqStep) -> SeqResult:
         prompt_logprobs: tuple[TokenLogprob, ...] = ()
@@ -142,6 +177,9 @@ class RecordedSteps:
         if end is None:
             raise DeviceError("step was not recorded like this", step_id=plan.step_id)
         return end, delay_ns
+
+    def lost(self, plan: StepPlan) -> StepOutcome:
+        return self.outcome(plan)
 
 
 def _mix(*values: int) -> int:

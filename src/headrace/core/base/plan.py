@@ -5,10 +5,16 @@ blocks: all that a step needs is in its plan, so a sequence can move to another 
 tokens alone.
 """
 
+from collections.abc import Mapping
+from typing import Final
+
 import msgspec
 
 from headrace.core.base.sampling import SamplingParams
 from headrace.core.base.types import BlockId, Ns, SeqId, StepId
+
+PENDING: Final = -1
+"""In a plan made ahead, the token that the step before samples for the same sequence."""
 
 
 class SampleSpec(msgspec.Struct, frozen=True):
@@ -42,15 +48,38 @@ class BlockCopy(msgspec.Struct, frozen=True):
 
 
 class StepPlan(msgspec.Struct, frozen=True):
-    """Copies first, then one forward pass over all sequences."""
+    """Copies first, then one forward pass over all sequences.
+
+    A plan that `is_ahead` was made while the step before it ran, and may hold PENDING tokens.
+    """
 
     step_id: StepId
     seqs: tuple[SeqStep, ...]
     copies: tuple[BlockCopy, ...] = ()
+    is_ahead: bool = False
 
     @property
     def num_tokens(self) -> int:
         return sum(len(seq.tokens) for seq in self.seqs)
+
+
+def settled(plan: StepPlan, sampled: Mapping[SeqId, int]) -> StepPlan:
+    """The plan with the tokens that the step before has sampled in the place of PENDING."""
+    if not plan.is_ahead:
+        return plan
+    seqs = tuple(_settled(seq, sampled) for seq in plan.seqs)
+    return msgspec.structs.replace(plan, seqs=seqs, is_ahead=False)
+
+
+def _settled(seq: SeqStep, sampled: Mapping[SeqId, int]) -> SeqStep:
+    sample = seq.sample
+    if sample is not None and sample.output_tokens and sample.output_tokens[-1] == PENDING:
+        history = (*sample.output_tokens[:-1], sampled[seq.seq_id])
+        sample = msgspec.structs.replace(sample, output_tokens=history)
+    elif seq.tokens[-1] != PENDING:
+        return seq
+    tokens = (*seq.tokens[:-1], sampled[seq.seq_id]) if seq.tokens[-1] == PENDING else seq.tokens
+    return msgspec.structs.replace(seq, tokens=tokens, sample=sample)
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):

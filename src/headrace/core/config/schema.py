@@ -81,6 +81,11 @@ class SchedulerConfig:
     max_waiting_seqs: int = setting(
         4096, "longest queue; beyond it requests are refused with 429", low=0, high=10_000_000
     )
+    overlap: str = setting(
+        "auto",
+        "plan a step while the one before it runs; auto = where steps only decode, within 20 ms",
+        choices=("auto", "on", "off"),
+    )
     order: str = setting(
         "fcfs", "who is admitted first", choices=("fcfs", "priority", "longest_prefix", "slo_slack")
     )

@@ -1,11 +1,15 @@
-"""EngineCore: the machine of one worker. Events in, effects out; one step at a time.
+"""EngineCore: the machine of one worker. Events in, effects out.
+
+One step runs at a time, and the next one may be planned meanwhile, upon tokens that are PENDING.
+What turns out to have ended by then has a row too many in it, which counts for nothing.
 
 It owns the sequences' lives: accepts or rejects them, hands planned steps to the executor, turns
 results into tokens, and ends sequences. What runs next is the Scheduler's choice; which block holds
 what is the KvManager's.
 """
 
-from typing import assert_never
+from collections import deque
+from typing import NamedTuple, assert_never
 
 from headrace.core.base.errors import InvariantError
 from headrace.core.base.events import (
@@ -25,7 +29,7 @@ from headrace.core.base.events import (
 )
 from headrace.core.base.plan import SeqResult, SeqStep, StepPlan, StepResult, WorkerSpec
 from headrace.core.base.request import FinishReason, SeqSpec
-from headrace.core.base.types import Ns, SeqId
+from headrace.core.base.types import NS_PER_MS, Ns, SeqId
 from headrace.core.config.schema import WorkerConfig
 from headrace.core.engine.admission import find_fault, find_lateness
 from headrace.core.engine.stats import EngineStats
@@ -37,6 +41,19 @@ from headrace.core.scheduler.sequence import Sequence
 # A sequence whose steps fail this often without a token between ends with an error: it may be what
 # makes them fail.
 MAX_STEP_FAILURES = 3
+# Steps of which the host's part is worth hiding. Where they take longer, planning ahead would only
+# keep a sequence that arrives waiting for one step more.
+OVERLAP_BELOW_NS = Ns(20 * NS_PER_MS)
+
+
+class _Member(NamedTuple):
+    seq: Sequence
+    epoch: int  # another one means that the sequence has ended or was preempted since
+
+
+class _Running(NamedTuple):
+    plan: StepPlan
+    living: list[_Member]  # of the plan's sequences, in its order
 
 
 class EngineCore:
@@ -50,8 +67,9 @@ class EngineCore:
         self._kv = kv
         self._scheduler = scheduler
         self._seqs: dict[SeqId, Sequence] = {}
-        self._ending: dict[SeqId, FinishReason] = {}  # to end as soon as the running step is done
-        self._plan: StepPlan | None = None  # the step that runs
+        self._steps: deque[_Running] = deque()  # the step that runs, and one planned ahead
+        self._last_elapsed_ns = Ns(0)  # of the last step
+        self._is_recovering = False  # a step has failed, and with it what was planned upon it
         self._num_arrived = 0
         self._now = Ns(0)
 
@@ -59,7 +77,7 @@ class EngineCore:
 
     @property
     def is_idle(self) -> bool:
-        return not self._seqs and self._plan is None
+        return not self._seqs and not self._steps
 
     def stats(self) -> EngineStats:
         kv, scheduler = self._kv, self._scheduler
@@ -112,19 +130,36 @@ class EngineCore:
                 raise InvariantError("a copy ended that was never started", copy_id=copy_id)
             case _:
                 assert_never(event)
-        if self._plan is None:
+        if not self._steps:
+            self._is_recovering = False
             self._start_step(now, effects)
+        if len(self._steps) == 1 and self._plans_ahead(self._steps[0].plan):
+            self._start_step(now, effects, is_ahead=True)
         changes = self._kv.drain_changes()
         if changes:
             effects.append(KvChanged(changes))
         return effects
 
-    def _start_step(self, now: Ns, effects: list[EngineEffect]) -> None:
-        plan, happened = self._scheduler.plan(now)
+    def _start_step(self, now: Ns, effects: list[EngineEffect], *, is_ahead: bool = False) -> None:
+        plan, happened = self._scheduler.plan(now, is_ahead=is_ahead)
         effects.extend(happened)
         if plan is not None:
-            self._plan = plan
+            seqs = (self._seqs[share.seq_id] for share in plan.seqs)
+            self._steps.append(_Running(plan, [_Member(seq, seq.epoch) for seq in seqs]))
             effects.append(StartStep(plan))
+
+    def _plans_ahead(self, running: StepPlan) -> bool:
+        """Whether to plan the step after this one before it is done."""
+        if self._is_recovering:
+            return False
+        match self.config.scheduler.overlap:
+            case "on":
+                return True
+            case "auto":
+                only_decodes = len(running.seqs) == running.num_tokens
+                return only_decodes and 0 < self._last_elapsed_ns < OVERLAP_BELOW_NS
+            case _:
+                return False
 
     # ---- arrival
 
@@ -159,23 +194,26 @@ class EngineCore:
     # ---- results
 
     def _step_done(self, result: StepResult, effects: list[EngineEffect]) -> None:
-        plan = self._take_plan(result.step_id)
-        self._scheduler.learn(plan, result.elapsed_ns)
-        if len(plan.seqs) != len(result.seqs):
-            raise InvariantError("step result has another size than its plan", step_id=plan.step_id)
-        for share, outcome in zip(plan.seqs, result.seqs, strict=True):
+        step = self._take_step(result.step_id)
+        self._last_elapsed_ns = result.elapsed_ns
+        self._scheduler.learn(step.plan, result.elapsed_ns)
+        if len(step.plan.seqs) != len(result.seqs):
+            raise InvariantError(
+                "step result has another size than its plan", step_id=result.step_id
+            )
+        for share, outcome, living in zip(step.plan.seqs, result.seqs, step.living, strict=True):
             if share.seq_id != outcome.seq_id:
-                raise InvariantError("step result is out of order", step_id=plan.step_id)
-            self._apply(share, outcome, effects)
+                raise InvariantError("step result is out of order", step_id=result.step_id)
+            if living.seq.epoch == living.epoch:
+                self._apply(living.seq, share, outcome, effects)
 
-    def _apply(self, share: SeqStep, outcome: SeqResult, effects: list[EngineEffect]) -> None:
-        seq = self._seqs[share.seq_id]
-        seq.in_step = False
-        reason = self._ending.pop(seq.seq_id, None)
-        sampled = () if reason else outcome.tokens
-        self._scheduler.advance(seq, len(share.tokens), sampled)
-        if reason is not None:
-            self._finish(seq, reason, effects)
+    def _apply(
+        self, seq: Sequence, share: SeqStep, outcome: SeqResult, effects: list[EngineEffect]
+    ) -> None:
+        sampled = () if seq.ending else outcome.tokens
+        self._scheduler.advance(seq, share, sampled)
+        if seq.ending is not None:
+            self._finish(seq, seq.ending, effects)
             return
         scores = seq.take_scores(share.start, outcome.prompt_logprobs)
         if sampled or scores:
@@ -196,26 +234,25 @@ class EngineCore:
 
     def _step_failed(self, now: Ns, step_id: int, error: str, effects: list[EngineEffect]) -> None:
         """Nothing of a failed step counts: its sequences are recomputed, and given up when it
-        happens again and again.
+        happens again and again. So does nothing that was planned upon it.
         """
-        for share in self._take_plan(step_id).seqs:
-            seq = self._seqs[share.seq_id]
-            seq.in_step = False
+        self._is_recovering = True
+        for seq, epoch in self._take_step(step_id).living:
+            if seq.epoch != epoch:
+                continue
             seq.num_failures += 1
-            reason = self._ending.pop(seq.seq_id, None)
-            if reason is not None:
-                self._finish(seq, reason, effects)
+            if seq.ending is not None:
+                self._finish(seq, seq.ending, effects)
             elif seq.num_failures >= MAX_STEP_FAILURES:
                 self._finish(seq, FinishReason.ERROR, effects, error=error)
             else:
                 effects.append(self._scheduler.preempt(seq, now, f"step failed: {error}"))
 
-    def _take_plan(self, step_id: int) -> StepPlan:
-        plan = self._plan
-        if plan is None or plan.step_id != step_id:
+    def _take_step(self, step_id: int) -> "_Running":
+        """The oldest of those that run, which has ended."""
+        if not self._steps or self._steps[0].plan.step_id != step_id:
             raise InvariantError("result of a step that does not run", step_id=step_id)
-        self._plan = None
-        return plan
+        return self._steps.popleft()
 
     # ---- ends
 
@@ -226,8 +263,8 @@ class EngineCore:
         seq = self._seqs.get(seq_id)
         if seq is None:
             return
-        if seq.in_step:
-            self._ending.setdefault(seq_id, reason)
+        if seq.num_in_flight:
+            seq.ending = seq.ending or reason
         else:
             self._finish(seq, reason, effects)
 
@@ -241,6 +278,7 @@ class EngineCore:
         error: str = "",
     ) -> None:
         self._scheduler.remove(seq)
+        seq.reset(seq.num_computed)
         del self._seqs[seq.seq_id]
         effects.append(
             Finish(

@@ -67,11 +67,11 @@ def step_budget(
     """
     if config.budget == "fixed" or not cost.is_reliable:
         return config.step_tokens
-    seqs = [seq for seq in decoding if seq.num_output]
+    seqs = [seq for seq in decoding if seq.length > seq.num_prompt]
     start = 0
     limit_ns = 0.0
     for seq in prompts:
-        start = max(start, seq.num_computed)
+        start = max(start, seq.num_planned)
         if seq.is_long:
             limit_ns = config.long_step_ms * NS_PER_MS
     num_decode, num_kv = len(seqs), sum(len(seq.tokens) for seq in seqs)

@@ -6,16 +6,20 @@ prefix hits and recomputation after preemption are all this one case (the idea i
 
 The order within a step: running sequences that need one token (their ITL is at stake, and they cost
 one token each); then prompts, within what the budget policy leaves for them, by lanes (`lanes.py`):
-those that run before those that wait, these as the order policy says. At most one step runs at a
-time.
+those that run before those that wait, these as the order policy says.
+
+A step may be planned while another one runs. Steps run in the order of their plans, so blocks that
+are given up may be given to another sequence at once: whoever still reads or writes them does so
+before the next step begins.
 """
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
+from operator import attrgetter
 
 from headrace.core.base.errors import InvariantError
 from headrace.core.base.events import Admitted, EngineEffect, Preempted
-from headrace.core.base.plan import StepPlan
+from headrace.core.base.plan import SeqStep, StepPlan
 from headrace.core.base.types import NS_PER_MS, Ns, SeqId, StepId
 from headrace.core.config.schema import SchedulerConfig
 from headrace.core.cost.learned import LearnedCost
@@ -36,6 +40,7 @@ from headrace.core.scheduler.shares import share_of
 from headrace.core.scheduler.step import StepDraft
 from headrace.core.scheduler.twins import Twins
 
+_queue_key = attrgetter("queue_key")
 # Orders that change from step to step are evaluated for this many of the longest waiting sequences
 # only.
 DYNAMIC_ORDER_WINDOW = 128
@@ -103,7 +108,7 @@ class Scheduler:
             self._cost.learn(plan, elapsed_ns)
 
     def remove(self, seq: Sequence) -> None:
-        """Take a sequence out for good. Not while it is part of the running step."""
+        """Take a sequence out for good."""
         if seq.state is State.RUNNING:
             del self._running[seq.seq_id]
             self._twins.forget(seq)
@@ -113,13 +118,11 @@ class Scheduler:
             self._dequeue(seq)
         seq.move(State.FINISHED)
 
-    def advance(self, seq: Sequence, num_tokens: int, sampled: tuple[int, ...]) -> None:
-        """A step computed `num_tokens` more of the sequence and chose `sampled` after them."""
+    def advance(self, seq: Sequence, share: SeqStep, sampled: tuple[int, ...]) -> None:
+        """A step computed this share of the sequence and chose `sampled` after it."""
         size = self._kv.block_size
         first = seq.num_computed // size
-        seq.num_computed += num_tokens
-        for token in sampled:
-            seq.append(token)
+        seq.land(share, sampled)
         if seq.is_long and seq.num_remaining <= 1:
             seq.is_long = False
             self._long_turns.leave(seq.seq_id)
@@ -136,8 +139,7 @@ class Scheduler:
         self._kv.release(seq.seq_id)
         lost = seq.num_computed
         seq.move(State.WAITING)
-        seq.num_computed = 0
-        seq.in_step = False
+        seq.reset()
         seq.num_preemptions += 1
         seq.queued_ns = now
         self.num_preemptions += 1
@@ -145,18 +147,30 @@ class Scheduler:
         self.add(seq, now)
         return Preempted(seq.seq_id, reason, lost)
 
-    def plan(self, now: Ns) -> tuple[StepPlan | None, list[EngineEffect]]:
-        """The next step (None: nothing can run), and what happened to sequences on the way."""
-        decoding = [seq for seq in self._running.values() if seq.num_remaining == 1]
-        prompts = [seq for seq in self._running.values() if seq.num_remaining > 1]
-        step = StepDraft(self._budget(decoding, prompts))
+    def plan(
+        self, now: Ns, *, is_ahead: bool = False
+    ) -> tuple[StepPlan | None, list[EngineEffect]]:
+        """The next step (None: nothing can run), and what happened to sequences on the way.
+
+        `is_ahead`: a step runs, whose outcome is not known. Then nobody is preempted, since whoever
+        ends with that step may make room; None also where somebody would have to be.
+        """
+        running = list(self._running.values())
+        if is_ahead:
+            running = [seq for seq in running if seq.goes_on]
+        decoding = [seq for seq in running if seq.num_remaining == 1]
+        prompts = [seq for seq in running if seq.num_remaining > 1]
+        step = StepDraft(self._budget(decoding, prompts), is_ahead=is_ahead)
         for seq in sorted(decoding, key=_queue_key):
             self._grow_share(seq, 1, step, now)
         if prompts or self._waiting:
             self._plan_prompts(prompts, step, now)
-        if not step.seqs:
+        if step.is_abandoned or not step.seqs:
             return None, step.effects
-        plan = StepPlan(StepId(self._next_step_id), tuple(step.seqs.values()), tuple(step.copies))
+        shares = tuple(step.seqs.values())
+        for share in shares:
+            self._running[share.seq_id].launch(share)
+        plan = StepPlan(StepId(self._next_step_id), shares, tuple(step.copies), is_ahead)
         self._next_step_id += 1
         return plan, step.effects
 
@@ -181,7 +195,9 @@ class Scheduler:
         self._plan_waiting(step, now)
         if step.budget > 0 and has_long:
             step.merge_lanes()
-            prompts = [seq for seq in self._running.values() if seq.num_remaining > 1]
+            prompts = [
+                seq for seq in self._running.values() if seq.num_remaining > 1 and seq.goes_on
+            ]
             self._plan_running(prompts, step, now, len(self._long_turns))
             self._plan_waiting(step, now)
 
@@ -212,12 +228,15 @@ class Scheduler:
         if num_more <= 0 or seq is None or seq.state is not State.RUNNING:
             return
         num_tokens = step.num_tokens(seq.seq_id) + num_more
-        if self._make_room(seq, seq.num_computed + num_tokens, step, now):
+        if self._make_room(seq, seq.num_planned + num_tokens, step, now):
             self._schedule(seq, num_tokens, step)
 
     def _make_room(self, seq: Sequence, num_tokens: int, step: StepDraft, now: Ns) -> bool:
         """Let the sequence grow at the cost of others; False = it had to be preempted itself."""
         while not self._grow(seq, num_tokens, step):
+            if step.is_ahead:
+                step.is_abandoned = not step.has_admitted
+                return False
             victim = choose_victim(self._candidates_for(seq, step), self._last_victim) or seq
             step.give_back(victim.seq_id)
             victim.num_times_victim += 1
@@ -270,7 +289,7 @@ class Scheduler:
         """Admit in order; what does not fit is overtaken, within a window and an age limit. Nobody
         is admitted to a step that had to preempt.
         """
-        if not self._waiting or step.has_preempted:
+        if not self._waiting or step.has_preempted or step.is_abandoned:
             return
         num_passed = 0
         num_reserved = self._num_reserved()
@@ -341,7 +360,8 @@ class Scheduler:
             return False
         self._dequeue(seq)
         seq.move(State.RUNNING)
-        seq.num_computed = hit.num_tokens
+        seq.reset(hit.num_tokens)
+        step.has_admitted = True
         self._running[seq.seq_id] = seq
         self._twins.add(seq)
         if seq.is_long:
@@ -377,8 +397,3 @@ class Scheduler:
 
     def _schedule(self, seq: Sequence, num_tokens: int, step: StepDraft) -> None:
         step.put(share_of(seq, num_tokens, self._kv.block_ids(seq.seq_id)), is_long=seq.is_long)
-        seq.in_step = True
-
-
-def _queue_key(seq: Sequence) -> tuple[float, int]:
-    return seq.queue_key

@@ -5,8 +5,8 @@ is in.
 from enum import Enum
 
 from headrace.core.base.errors import InvariantError
-from headrace.core.base.plan import TokenLogprob
-from headrace.core.base.request import SeqSpec
+from headrace.core.base.plan import SeqStep, TokenLogprob
+from headrace.core.base.request import FinishReason, SeqSpec
 from headrace.core.base.types import Ns, SeqId
 from headrace.core.kv.names import BlockChain
 
@@ -29,11 +29,15 @@ class Sequence:
 
     __slots__ = (
         "chain",
+        "ending",
+        "epoch",
         "first_num_cached",
-        "in_step",
         "is_long",
         "num_computed",
         "num_failures",
+        "num_in_flight",
+        "num_pending",
+        "num_planned",
         "num_preemptions",
         "num_prompt",
         "num_scored",
@@ -62,7 +66,12 @@ class Sequence:
         self.num_scored = 0  # prompt tokens, from the second on, whose log probability is known
         self.promised_tokens = 0  # length up to which admission promised blocks
         self.is_long = False  # since its admission, until its prompt is computed
-        self.in_step = False  # part of the step that runs
+        # While steps run that it is part of, the plan is ahead of what is known:
+        self.num_in_flight = 0  # such steps
+        self.num_planned = 0  # tokens computed when they are done
+        self.num_pending = 0  # tokens that they sample
+        self.epoch = 0  # what ran before its last preemption means nothing to it
+        self.ending: FinishReason | None = None  # to end when the oldest such step is done
         self.state = State.WAITING
         self.chain = chain
         chain.extend(self.tokens)
@@ -76,9 +85,19 @@ class Sequence:
         return len(self.tokens) - self.num_prompt
 
     @property
+    def length(self) -> int:
+        """Tokens when all running steps are done."""
+        return len(self.tokens) + self.num_pending
+
+    @property
     def num_remaining(self) -> int:
-        """Known tokens that are not computed."""
-        return len(self.tokens) - self.num_computed
+        """Tokens that are not computed even when all running steps are done."""
+        return len(self.tokens) + self.num_pending - self.num_planned
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether it needs more steps than those that run, as far as can be known."""
+        return self.ending is None and not (self.num_pending and self.length >= self.max_len)
 
     @property
     def max_len(self) -> int:
@@ -105,6 +124,26 @@ class Sequence:
         fresh = scores[max(0, self.num_scored - start) :]
         self.num_scored += len(fresh)
         return fresh
+
+    def launch(self, share: SeqStep) -> None:
+        """A step with this share of it starts, or will as soon as the running one is done."""
+        self.num_in_flight += 1
+        self.num_planned += len(share.tokens)
+        self.num_pending += share.sample is not None
+
+    def land(self, share: SeqStep, sampled: tuple[int, ...]) -> None:
+        """The step with this share is done."""
+        self.num_in_flight -= 1
+        self.num_computed += len(share.tokens)
+        self.num_pending -= share.sample is not None
+        for token in sampled:
+            self.append(token)
+
+    def reset(self, num_computed: int = 0) -> None:
+        """Nothing is computed beside what the cache holds, and nothing that runs counts."""
+        self.num_computed = self.num_planned = num_computed
+        self.num_in_flight = self.num_pending = 0
+        self.epoch += 1
 
     def move(self, state: State) -> None:
         if state not in NEXT[self.state]:

@@ -14,16 +14,22 @@ class StepDraft:
         "budget",
         "copies",
         "effects",
+        "has_admitted",
         "has_preempted",
+        "is_abandoned",
+        "is_ahead",
         "num_kept",
         "seqs",
     )
 
-    def __init__(self, budget: int) -> None:
+    def __init__(self, budget: int, *, is_ahead: bool = False) -> None:
         self.budget = budget  # tokens that are left
         self.seqs: dict[SeqId, SeqStep] = {}
         self.copies: list[BlockCopy] = []
         self.effects = list[EngineEffect]()
+        self.is_ahead = is_ahead  # another step runs: it cannot be known who will need room
+        self.is_abandoned = False  # somebody does need room, so it is planned when that is done
+        self.has_admitted = False
         self.has_preempted = False
         # Blocks promised to protected sequences; None = to be counted anew.
         self.num_kept: int | None = None

@@ -18,7 +18,7 @@ from headrace.core.base.events import (
     StepFailed,
 )
 from headrace.core.base.request import FinishReason
-from headrace.core.base.types import SeqId
+from headrace.core.base.types import SeqId, StepId
 
 
 class Counters:
@@ -41,7 +41,7 @@ class Counters:
         self._waiting: set[SeqId] = set()
         self._running: set[SeqId] = set()
         self._num_sent: dict[SeqId, int] = {}  # tokens sent, of living sequences that have any
-        self._num_planned = 0  # rows of the step that runs
+        self._num_planned: dict[StepId, int] = {}  # rows of the steps that run
 
     @property
     def num_accepted(self) -> int:
@@ -61,15 +61,16 @@ class Counters:
             case Arrive(seqs):
                 self.num_arrived += len(seqs)
                 self._waiting.update(spec.seq_id for spec in seqs)
-            case StepDone():
+            case StepDone(result):
                 self.num_steps += 1
-                self.num_computed_tokens += self._num_planned
-            case StepFailed():
+                self.num_computed_tokens += self._num_planned.pop(result.step_id, 0)
+            case StepFailed(step_id):
                 self.num_failed_steps += 1
+                self._num_planned.pop(step_id, None)
         for effect in effects:
             match effect:
                 case StartStep(plan):
-                    self._num_planned = plan.num_tokens
+                    self._num_planned[plan.step_id] = plan.num_tokens
                 case Admitted(seq_id):
                     self._move(seq_id, self._waiting, self._running)
                 case Preempted(seq_id, _, num_lost):

@@ -4,6 +4,7 @@ It decides where a sequence's time went; it refuses to know a clock, a metrics l
 Memory is bounded by the sequences that live; the work is O(1) for each token.
 """
 
+from collections import deque
 from collections.abc import Sequence
 from typing import assert_never
 
@@ -47,6 +48,7 @@ class Telemetry:
         self._copies: dict[int, SeqId] = {}
         self._ledger = StepLedger()
         self._step: RunningStep | None = None
+        self._ahead: deque[StepPlan] = deque()  # started, but not before that one has ended
 
     @property
     def num_live(self) -> int:
@@ -72,11 +74,13 @@ class Telemetry:
         records: list[RequestRecord] = []
         for effect in effects:
             self._apply(now, effect, records)
+        if self._step is None and self._ahead:
+            self._start_step(now, self._ahead.popleft())
         return records
 
     def _apply(self, now: Ns, effect: EngineEffect, records: list[RequestRecord]) -> None:
         if isinstance(effect, StartStep):
-            self._start_step(now, effect.plan)
+            self._ahead.append(effect.plan)
             return
         if isinstance(effect, CallAt | KvChanged) or effect.seq_id is None:
             return

@@ -24,7 +24,8 @@ def sequence(
         priority=priority,
     )
     seq = Sequence(spec, order, Ns(0), BlockChain(b"", 4))
-    seq.num_computed, seq.num_times_victim = num_computed, preemptions
+    seq.reset(num_computed)
+    seq.num_times_victim = preemptions
     return seq
 
 
@@ -69,7 +70,7 @@ def decoding(order: int, *, itl_ms: float | None = None) -> Sequence:
     )
     seq = Sequence(spec, order, Ns(0), BlockChain(b"", 4))
     seq.tokens += [1] * 50
-    seq.num_computed = 99
+    seq.reset(99)
     return seq
 
 
