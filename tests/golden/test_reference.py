@@ -4,12 +4,17 @@
 alone does was measured with `transformers`, rounding what its cache takes in: over the 2176 steps
 of all prompts the log probabilities of the four likeliest tokens moved by 0.0084 in the mean, 0.053
 in 99 of 100 cases and 0.23 at most, the distance between the first two by 0.26 at most, and seven
-prompts came to a step where the first two changed places. The bounds here are these figures with
-little to spare.
+prompts came to a step where the first two changed places. The bounds of exact activations are these
+figures with little to spare.
+
+Activations in int8, which are the default, move more: 0.089 in the mean, 0.44 in 99 of 100 cases
+and 0.94 at most. Their bounds are the figures of this implementation, again with little to spare;
+its bits are the same on every machine.
 """
 
 import json
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +34,22 @@ REFERENCE: dict[str, Any] = json.loads((DATA / "reference.json").read_text())
 PROMPTS: list[dict[str, Any]] = REFERENCE["prompts"]
 NUM_TOKENS = 64
 
-# In log probability; differences of these are differences of logits.
-ROUNDING_GAP = 0.3  # first two tokens of the reference that are closer may change places
-MAX_DIFFERENCE = 0.3
-P99_DIFFERENCE = 0.07
-MEAN_DIFFERENCE = 0.012
+
+@dataclass(frozen=True)
+class Bounds:
+    """Of differences in log probability, which are differences of logits."""
+
+    gap: float  # likeliest tokens of the reference that are closer may change places
+    max: float
+    p99: float
+    mean: float
+    num_candidates: int  # tokens of the reference that may come out first
+    num_common: int  # of the four likeliest
+    share_compared: float  # steps up to each prompt's first other token
+
+
+EXACT = Bounds(0.3, 0.3, 0.07, 0.012, num_candidates=2, num_common=3, share_compared=0.85)
+INT8 = Bounds(0.35, 1.1, 0.5, 0.1, num_candidates=3, num_common=2, share_compared=0.4)
 
 
 def make_backend(name: str) -> Backend[Any, Any]:
@@ -43,13 +59,21 @@ def make_backend(name: str) -> Backend[Any, Any]:
         return TorchBackend()
     from headrace.ops.native.backend import NativeBackend
 
-    return NativeBackend()
+    return NativeBackend(activations=name.removeprefix("native-"))
 
 
-@pytest.fixture(scope="module", params=["native", pytest.param("torch", marks=pytest.mark.slow)])
+@pytest.fixture(
+    scope="module",
+    params=["native-f32", "native-int8", pytest.param("torch", marks=pytest.mark.slow)],
+)
 def backend_name(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     return name
+
+
+@pytest.fixture(scope="module")
+def bounds(backend_name: str) -> Bounds:
+    return INT8 if backend_name == "native-int8" else EXACT
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +96,7 @@ def answers(backend_name: str, running: tuple[LoadedModel, Program]) -> list[lis
     reference's own tokens in one step, which finds the same up to the first difference.
     """
     program = running[1]
-    if backend_name == "native":
+    if backend_name.startswith("native"):
         results = greedy(program, [prompt["ids"] for prompt in PROMPTS], NUM_TOKENS, num_top=4)
     else:
         results = [
@@ -97,22 +121,25 @@ def test_the_reference_is_of_this_model() -> None:
 
 
 @pytest.mark.timeout(1200)
-def test_greedy_tokens_equal_the_reference(answers: list[list[TokenLogprob]]) -> None:
+def test_greedy_tokens_equal_the_reference(
+    answers: list[list[TokenLogprob]], bounds: Bounds
+) -> None:
     """Token by token, up to the first tie of the reference that falls the other way."""
     num_compared = 0
     for prompt, answer in zip(PROMPTS, answers, strict=True):
         for step, found in zip(prompt["steps"], answer, strict=True):
             num_compared += 1
             if found.top[0][0] != step["ids"][0]:
-                gap = step["logprobs"][0] - step["logprobs"][1]
-                assert found.top[0][0] == step["ids"][1], prompt["text"]
-                assert gap < ROUNDING_GAP, (prompt["text"], gap)
+                assert found.top[0][0] in step["ids"][: bounds.num_candidates], prompt["text"]
+                rank = step["ids"].index(found.top[0][0])
+                gap = step["logprobs"][0] - step["logprobs"][rank]
+                assert gap < bounds.gap, (prompt["text"], gap)
                 break
-    assert num_compared > 0.85 * len(PROMPTS) * NUM_TOKENS
+    assert num_compared > bounds.share_compared * len(PROMPTS) * NUM_TOKENS
 
 
 @pytest.mark.timeout(1200)
-def test_log_probabilities_agree(answers: list[list[TokenLogprob]]) -> None:
+def test_log_probabilities_agree(answers: list[list[TokenLogprob]], bounds: Bounds) -> None:
     """As long as both have taken the same tokens, for each of the reference's likeliest four."""
     differences: list[float] = []
     for prompt, answer in zip(PROMPTS, answers, strict=True):
@@ -120,14 +147,14 @@ def test_log_probabilities_agree(answers: list[list[TokenLogprob]]) -> None:
             ours = dict(found.top)
             theirs = dict(zip(step["ids"], step["logprobs"], strict=True))
             # The fourth of theirs may be the fifth of ours.
-            assert len(ours.keys() & theirs.keys()) >= 3
+            assert len(ours.keys() & theirs.keys()) >= bounds.num_common
             differences += [abs(ours[id_] - theirs[id_]) for id_ in ours.keys() & theirs.keys()]
             if found.top[0][0] != step["ids"][0]:
                 break
     differences.sort()
-    assert differences[-1] < MAX_DIFFERENCE
-    assert differences[len(differences) * 99 // 100] < P99_DIFFERENCE
-    assert sum(differences) / len(differences) < MEAN_DIFFERENCE
+    assert differences[-1] < bounds.max
+    assert differences[len(differences) * 99 // 100] < bounds.p99
+    assert sum(differences) / len(differences) < bounds.mean
 
 
 @pytest.mark.timeout(1200)

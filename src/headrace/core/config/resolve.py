@@ -61,12 +61,7 @@ def resolve(config: Config, machine: MachineFacts, model: ModelFacts | None = No
     fill("scheduler.chunk_tokens", config.scheduler.step_tokens, "scheduler.step_tokens")
     if config.device.backend == "native" and machine.isas:
         fill("device.isa", machine.isas[0], "the fastest that this CPU and build have")
-        has_bf16 = values["device.isa"] == "avx512"
-        fill(
-            "device.activations",
-            "bf16" if has_bf16 else "f32",
-            f"{values['device.isa']} has {'a' if has_bf16 else 'no'} bf16 dot product",
-        )
+        fill("device.activations", "int8", "the fastest for every type of weights")
     kv = None
     if model is not None:
         fill("model.name", model.name, "the model's file")

@@ -55,7 +55,9 @@ class DeviceConfig:
         choices=("auto", "avx512", "avx2", "portable"),
     )
     activations: str = setting(
-        "auto", "precision that linear layers multiply in", choices=("auto", "f32", "bf16")
+        "auto",
+        "least precision that linear layers may round their inputs to",
+        choices=("auto", "f32", "bf16", "int8"),
     )
 
 

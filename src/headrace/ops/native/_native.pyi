@@ -49,6 +49,7 @@ class Program:
         pool: Pool,
         isa: str,
         bf16: bool,
+        int8: bool,
         num_layers: int,
         num_kv_heads: int,
         head_dim: int,

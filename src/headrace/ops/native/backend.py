@@ -3,8 +3,14 @@
 The arithmetic is fixed: each output of `linear` is one chain of fused multiply-adds over the
 inputs in order, with weights dequantised exactly as their format says, and attention walks the
 blocks of a sequence in order. So results depend neither on the rows computed together nor on
-threads or instruction set. The exception is `activations="bf16"`, a faster arithmetic of its own
-for BF16 weights (AVX-512 BF16): still the same whatever the batch, but not the bits of float32.
+threads or instruction set. `activations` allows two faster arithmetics, each as independent of
+rows and threads:
+
+- "int8": inputs of quantised weights are rounded in blocks of 32 to 255 levels; the products of a
+  block add up as integers and the blocks in one chain, so every instruction set gives the same
+  bits. (The scheme of llama.cpp's Q8_0 and Q8_1 activations.)
+- "bf16": inputs of BF16 weights are rounded to bf16 and multiplied by the dot product of AVX-512
+  BF16, whose bits are its own.
 """
 
 import os
@@ -53,9 +59,10 @@ def _faults() -> Iterator[None]:
 class NativeBackend:
     """Computes on the CPU with `threads` threads (0 = all CPUs of this process).
 
-    `isa` is one of `usable_isas()` or "auto"; `activations` is "f32", "bf16" (BF16 weights only;
-    needs AVX-512 BF16) or "auto", which means "bf16" where the CPU has it. Raises ConfigError for
-    what this machine cannot do.
+    `isa` is one of `usable_isas()` or "auto". `activations` is the least precision that inputs of
+    linear layers may be rounded to: "f32" rounds nothing, "bf16" those of BF16 weights (an error
+    without AVX-512 BF16), "int8" (also "auto") those of quantised weights, and of BF16 weights to
+    bf16 where the CPU can. Raises ConfigError for what this machine cannot do.
     """
 
     name = "native"
@@ -65,8 +72,10 @@ class NativeBackend:
         usable = _native.usable_isas()
         if isa != "auto" and isa not in usable:
             raise ConfigError("unusable instruction set", isa=isa, usable=", ".join(usable))
-        if activations not in ("auto", "f32", "bf16"):
-            raise ConfigError("activations must be auto, f32 or bf16", activations=activations)
+        if activations not in ("auto", "f32", "bf16", "int8"):
+            raise ConfigError(
+                "activations must be auto, f32, bf16 or int8", activations=activations
+            )
         if not 0 <= threads <= 1024:
             raise ConfigError("threads must be in 0..1024", threads=threads)
         self.isa = _native.fastest_isa() if isa == "auto" else isa
@@ -76,6 +85,7 @@ class NativeBackend:
                 "no bf16 dot product", isa=self.isa, hint="set activations to f32 or auto"
             )
         self.bf16 = has_bf16 and activations != "f32"
+        self.int8 = activations in ("int8", "auto")
         self._pool = _native.Pool(threads or default_threads())
         self._weight_bytes = 0
 
@@ -107,6 +117,7 @@ class NativeBackend:
                 self._pool,
                 self.isa,
                 self.bf16,
+                self.int8,
                 kv.num_layers,
                 kv.num_kv_heads,
                 kv.head_dim,

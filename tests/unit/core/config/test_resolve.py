@@ -24,7 +24,7 @@ def test_everything_open_gets_a_value_and_a_reason() -> None:
     config, reasons, kv = (lambda r: (r.config, r.reasons, r.kv))(resolve(Config(), MACHINE, MODEL))
     assert config.device.threads == 6
     assert config.device.isa == "avx2"
-    assert config.device.activations == "f32"
+    assert config.device.activations == "int8"
     assert config.scheduler.chunk_tokens == config.scheduler.step_tokens
     assert config.model.name == "tiny"
     assert config.model.max_model_len == 2048
@@ -67,13 +67,6 @@ def test_without_a_model_what_depends_on_it_stays_open() -> None:
     assert resolution.config.model == Config().model
     assert resolution.config.kv == Config().kv
     assert resolution.config.device.threads == 6
-
-
-def test_bf16_where_the_cpu_has_it() -> None:
-    machine = MachineFacts(num_cores=1, total_bytes=1, available_bytes=1, isas=("avx512", "avx2"))
-    assert resolve(Config(), machine).config.device.activations == "bf16"
-    narrow = from_settings({"isa": "avx2"})
-    assert resolve(narrow, machine).config.device.activations == "f32"
 
 
 def test_the_torch_backend_has_no_instruction_set() -> None:

@@ -19,7 +19,7 @@ KV = KvLayout(1, 1, 8, 4)
 
 
 @pytest.mark.parametrize(
-    "settings", [{"isa": "mmx"}, {"activations": "int8"}, {"threads": -1}, {"threads": 1025}]
+    "settings", [{"isa": "mmx"}, {"activations": "fp8"}, {"threads": -1}, {"threads": 1025}]
 )
 def test_settings_that_cannot_be(settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):

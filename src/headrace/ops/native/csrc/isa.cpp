@@ -27,7 +27,7 @@ bool cpu_has_avx512() {
 #elif defined(HEADRACE_HAVE_AVX512)
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-         __builtin_cpu_supports("avx512bf16");
+         __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16");
 #else
   return false;
 #endif

@@ -28,9 +28,9 @@ enum class WeightType : uint8_t { f32, f16, bf16, q4_0, q4_1, q8_0 };
 // Weights of 16 outputs ("lanes"), as a run of records along the input dimension:
 //   f32, f16     record = 8 inputs:  [8][16]
 //   bf16         record = 8 inputs:  [4 pairs][16 lanes][2], the pair order of the dot-product instructions
-//   q8_0         record = 32 inputs: f16 scale[16], int8 [32][16]
-//   q4_1, q4_0   record = 32 inputs: f16 scale[16], (q4_1: f16 min[16]), uint32 [4][16];
-//                input 4 * j + w is nibble j of word w
+//   q8_0         record = 32 inputs: f16 scale[16], uint32 [8][16]; see `quad_inputs`
+//   q4_1, q4_0   record = 32 inputs: f16 scale[16], (q4_1: f16 min[16]), uint32 [4][16]: word w holds quad w in the low
+//                nibbles of its bytes and quad w + 4 in the high ones, so input 4 * j + w is nibble j
 constexpr int record_inputs(WeightType type) {
   return type == WeightType::f32 || type == WeightType::f16 || type == WeightType::bf16 ? 8 : 32;
 }
@@ -46,6 +46,18 @@ constexpr size_t record_bytes(WeightType type) {
   return 0;
 }
 
+// Quantised inputs meet in quads, four bytes of one 32-bit word. Byte i of quad q is this input of the block of 32.
+constexpr int quad_input(int quad, int i) { return quad + 8 * i; }
+
+// 32 inputs of a row, rounded to scale * q with q in -127..127, in the order of the quads.
+struct QuantBlock {
+  int8_t q[32];
+  float scale;
+  float sum;      // scale * total
+  int32_t total;  // of q
+  int32_t unused;
+};
+
 // Some rows times some panels of one weight: out[r][n] = chain over k of fma(w[n][k], x[r][k], acc), acc = 0 at first,
 // then + bias[n] where given.
 struct LinearSpan {
@@ -56,7 +68,8 @@ struct LinearSpan {
   int num_outputs;  // the last panel may be partly padding
   int num_inputs;
   const float* x;
-  const uint16_t* x_bf16;  // rows rounded to bf16 and padded to an even length (linear_bf16 only)
+  const uint16_t* x_bf16;    // rows rounded to bf16 and padded to an even length (linear_bf16 only)
+  const QuantBlock* x_int8;  // rows in blocks (linear_int8 only)
   size_t x_stride;
   int rows;
   float* out;
@@ -97,7 +110,11 @@ struct Kernels {
   const char* name;
   void (*linear)(const LinearSpan&);
   void (*linear_bf16)(const LinearSpan&);  // null where the instruction set has no bf16 dot product
+  // Quantised weights times quantised inputs: chain over blocks of 32 of fma(dot, scale * x.scale, acc), where dot is
+  // the integer sum of products, then (q4_1) fma(min, x.sum, acc).
+  void (*linear_int8)(const LinearSpan&);
   void (*to_bf16)(const float* x, int n, uint16_t* out);
+  void (*to_int8)(const float* x, int n, QuantBlock* out);  // n is a multiple of 32
   void (*weight_row)(WeightType, const std::byte* panel, int lane, int num_inputs, float* out);
   void (*add)(const float* x, const float* y, int n, float* out);
   // out = norm(x), or, where y is given, sum = x + y and out = norm(sum).

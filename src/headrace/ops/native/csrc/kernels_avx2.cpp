@@ -2,6 +2,7 @@
 #include "kernels.h"
 #include "simd_avx2.h"
 #include "kernels_linear.inl"
+#include "kernels_int8.inl"
 #include "kernels_rows.inl"
 #include "kernels_attention.inl"
 
@@ -9,8 +10,8 @@ namespace headrace {
 
 const Kernels* avx2_kernels() {
   using namespace avx2;
-  static constexpr Kernels kernels{"avx2", linear, nullptr, to_bf16, weight_row, add_row, rms_norm,
-                                   silu_mul, rope_row, attend, merge_segments, max_row, exp_row};
+  static constexpr Kernels kernels{"avx2",    linear,   nullptr, linear_int8, to_bf16, to_int8, weight_row,     add_row,
+                                   rms_norm, silu_mul, rope_row, attend,      merge_segments, max_row, exp_row};
   return &kernels;
 }
 

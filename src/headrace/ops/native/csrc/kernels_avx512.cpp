@@ -2,6 +2,7 @@
 #include "kernels.h"
 #include "simd_avx512.h"
 #include "kernels_linear.inl"
+#include "kernels_int8.inl"
 #include "kernels_rows.inl"
 #include "kernels_attention.inl"
 
@@ -58,8 +59,8 @@ constexpr void (*kLinearBf16)(const LinearSpan&) = nullptr;
 
 const Kernels* avx512_kernels() {
   using namespace avx512;
-  static constexpr Kernels kernels{"avx512", linear, kLinearBf16, to_bf16, weight_row, add_row, rms_norm,
-                                   silu_mul, rope_row, attend, merge_segments, max_row, exp_row};
+  static constexpr Kernels kernels{"avx512",    linear,   kLinearBf16, linear_int8, to_bf16, to_int8, weight_row,     add_row,
+                                   rms_norm, silu_mul, rope_row, attend,      merge_segments, max_row, exp_row};
   return &kernels;
 }
 

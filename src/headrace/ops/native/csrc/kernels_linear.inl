@@ -41,13 +41,16 @@ struct DecodeBF16 {
 struct DecodeQ8 {
   static constexpr WeightType kType = WeightType::q8_0;
   F scale;
-  const int8_t* data;
+  const uint32_t* quads;
   HR_INLINE DecodeQ8 open(const std::byte* record) {
-    return {from_f16(reinterpret_cast<const uint16_t*>(record)), reinterpret_cast<const int8_t*>(record) + 32};
+    return {from_f16(reinterpret_cast<const uint16_t*>(record)), reinterpret_cast<const uint32_t*>(record + 32)};
   }
   template <int K>
   __attribute__((always_inline)) F weight() {
-    return mul(from_i8(data + K * kLanes), scale);
+    constexpr int quad = K % 8;
+    constexpr int byte = K / 8;
+    static_assert(quad_input(quad, byte) == K);
+    return mul(to_float(shift_right_signed<24>(shift_left<24 - 8 * byte>(load_u32(quads + quad * kLanes)))), scale);
   }
 };
 

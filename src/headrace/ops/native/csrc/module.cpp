@@ -219,13 +219,13 @@ NB_MODULE(_native, m) {
   nb::class_<Program>(m, "Program")
       .def(
           "__init__",
-          [](Program* self, ThreadPool& pool, const std::string& isa, bool bf16, int num_layers, int num_kv_heads,
-             int head_dim, int num_blocks, int max_tokens) {
-            new (self) Program(pool, find_kernels(isa), bf16, {num_layers, num_kv_heads, head_dim, num_blocks},
+          [](Program* self, ThreadPool& pool, const std::string& isa, bool bf16, bool int8, int num_layers,
+             int num_kv_heads, int head_dim, int num_blocks, int max_tokens) {
+            new (self) Program(pool, find_kernels(isa), {bf16, int8}, {num_layers, num_kv_heads, head_dim, num_blocks},
                                max_tokens);
           },
-          nb::keep_alive<1, 2>(), "pool"_a, "isa"_a, "bf16"_a, "num_layers"_a, "num_kv_heads"_a, "head_dim"_a,
-          "num_blocks"_a, "max_tokens"_a)
+          nb::keep_alive<1, 2>(), "pool"_a, "isa"_a, "bf16"_a, "int8"_a, "num_layers"_a, "num_kv_heads"_a,
+          "head_dim"_a, "num_blocks"_a, "max_tokens"_a)
       .def("embed", &Program::embed, nb::keep_alive<1, 2>(), "table"_a)
       .def("rms_norm", &Program::rms_norm, "x"_a, "weight"_a, "eps"_a)
       .def(

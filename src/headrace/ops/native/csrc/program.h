@@ -52,9 +52,15 @@ struct Step {
   int num_seqs() const { return static_cast<int>(positions.size()); }
 };
 
+// What inputs of linear operations may be rounded to, where that is faster.
+struct Rounding {
+  bool bf16;  // for bf16 weights, where the instruction set has a dot product of them
+  bool int8;  // for quantised weights
+};
+
 class Program {
  public:
-  Program(ThreadPool& pool, const Kernels& kernels, bool bf16_activations, KvShape kv, int max_tokens);
+  Program(ThreadPool& pool, const Kernels& kernels, Rounding rounding, KvShape kv, int max_tokens);
 
   int embed(const Weight& table);
   int rms_norm(int x, const Weight& weight, float eps);
@@ -130,7 +136,7 @@ class Program {
 
   ThreadPool& pool_;
   const Kernels& kernels_;
-  bool bf16_activations_;
+  Rounding rounding_;
   KvShape kv_;
   int max_tokens_;
   Pages blocks_;
@@ -138,8 +144,8 @@ class Program {
   std::vector<Register> registers_;
   std::vector<Pages> buffers_;
   std::vector<RopeTable> ropes_;
-  Pages rounded_;  // a linear operation's input in bf16
-  size_t rounded_stride_ = 0;
+  Pages rounded_, quantised_;  // a linear operation's input in bf16, in blocks of int8
+  size_t widest_input_ = 0;
   int logits_ = -1;
   Step step_;
 

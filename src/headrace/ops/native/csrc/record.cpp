@@ -12,8 +12,8 @@ size_t padded(int n) { return static_cast<size_t>((n + kLanes - 1) / kLanes * kL
 
 }  // namespace
 
-Program::Program(ThreadPool& pool, const Kernels& kernels, bool bf16_activations, KvShape kv, int max_tokens)
-    : pool_(pool), kernels_(kernels), bf16_activations_(bf16_activations), kv_(kv), max_tokens_(max_tokens) {
+Program::Program(ThreadPool& pool, const Kernels& kernels, Rounding rounding, KvShape kv, int max_tokens)
+    : pool_(pool), kernels_(kernels), rounding_(rounding), kv_(kv), max_tokens_(max_tokens) {
   if (max_tokens < 1) fail("max_tokens must be at least 1, got ", max_tokens);
   if (kv.num_layers < 1 || kv.num_kv_heads < 1 || kv.num_blocks < 1)
     fail("the KV pool needs layers, heads and blocks, got ", kv.num_layers, ", ", kv.num_kv_heads, ", ", kv.num_blocks);
@@ -217,11 +217,10 @@ void Program::fuse() {
 // Buffers pass to the next register once their register has been read for the last time.
 void Program::place_registers() {
   std::vector<size_t> last_use(registers_.size(), 0);
-  size_t widest_input = 0;
   for (size_t i = 0; i < ops_.size(); ++i) {
     for (int reg : {ops_[i].x, ops_[i].y, ops_[i].out, ops_[i].sum})
       if (reg >= 0) last_use[static_cast<size_t>(reg)] = i;
-    if (ops_[i].kind == Kind::linear) widest_input = std::max(widest_input, padded(at(ops_[i].x).width));
+    if (ops_[i].kind == Kind::linear) widest_input_ = std::max(widest_input_, padded(at(ops_[i].x).width));
   }
   last_use[static_cast<size_t>(logits_)] = ops_.size();
 
@@ -249,14 +248,12 @@ void Program::place_registers() {
       if (reg >= 0 && last_use[static_cast<size_t>(reg)] == i) free.push_back(at(reg).buffer);
   }
   for (size_t bytes : sizes) buffers_.emplace_back(bytes);
-  if (bf16_activations_) {
-    rounded_stride_ = widest_input;
-    rounded_ = Pages(rows * rounded_stride_ * sizeof(uint16_t));
-  }
+  if (rounding_.bf16) rounded_ = Pages(rows * widest_input_ * sizeof(uint16_t));
+  if (rounding_.int8) quantised_ = Pages(rows * (widest_input_ / 32) * sizeof(QuantBlock));
 }
 
 size_t Program::activation_bytes() const {
-  size_t bytes = rounded_.bytes();
+  size_t bytes = rounded_.bytes() + quantised_.bytes();
   for (const Pages& pages : buffers_) bytes += pages.bytes();
   for (const RopeTable& rope : ropes_) bytes += rope.angles.bytes();
   return bytes;

@@ -149,11 +149,18 @@ void Program::run_linear(const Op& op) {
   const View x = view(op.x);
   const View out = view(op.out);
   const int inputs = at(op.x).width;
+  const size_t num_blocks = static_cast<size_t>(inputs) / 32;
   auto* rounded = reinterpret_cast<uint16_t*>(rounded_.data());
-  const auto in_bf16 = [&](const Part& part) { return bf16_activations_ && part.weight->type() == WeightType::bf16; };
+  auto* quantised = reinterpret_cast<QuantBlock*>(quantised_.data());
+  const auto in_bf16 = [&](const Part& part) { return rounding_.bf16 && part.weight->type() == WeightType::bf16; };
+  const auto in_int8 = [&](const Part& part) { return rounding_.int8 && record_inputs(part.weight->type()) == 32; };
   if (std::any_of(op.parts.begin(), op.parts.end(), in_bf16))
     for_rows(rows, inputs, [&](int r) {
-      kernels_.to_bf16(x.row(r), inputs, rounded + static_cast<size_t>(r) * rounded_stride_);
+      kernels_.to_bf16(x.row(r), inputs, rounded + static_cast<size_t>(r) * widest_input_);
+    });
+  if (std::any_of(op.parts.begin(), op.parts.end(), in_int8))
+    for_rows(rows, inputs, [&](int r) {
+      kernels_.to_int8(x.row(r), inputs, quantised + static_cast<size_t>(r) * num_blocks);
     });
 
   int panels = 0;
@@ -176,6 +183,7 @@ void Program::run_linear(const Op& op) {
       const int count = std::min(left, w.num_panels() - first);
       const int column = first * kLanes;
       const bool bf16 = in_bf16(part);
+      const bool int8 = in_int8(part);
       const LinearSpan span{
           .type = w.type(),
           .panels = w.panel(first),
@@ -184,14 +192,15 @@ void Program::run_linear(const Op& op) {
           .num_outputs = std::min(w.rows() - column, count * kLanes),
           .num_inputs = inputs,
           .x = x.row(first_row),
-          .x_bf16 = bf16 ? rounded + static_cast<size_t>(first_row) * rounded_stride_ : nullptr,
-          .x_stride = bf16 ? rounded_stride_ : x.stride,
+          .x_bf16 = bf16 ? rounded + static_cast<size_t>(first_row) * widest_input_ : nullptr,
+          .x_int8 = int8 ? quantised + static_cast<size_t>(first_row) * num_blocks : nullptr,
+          .x_stride = int8 ? num_blocks : bf16 ? widest_input_ : x.stride,
           .rows = end_row - first_row,
           .out = out.row(first_row) + part.column + column,
           .out_stride = out.stride,
           .bias = part.bias.empty() ? nullptr : part.bias.data() + column,
       };
-      (bf16 ? kernels_.linear_bf16 : kernels_.linear)(span);
+      (int8 ? kernels_.linear_int8 : bf16 ? kernels_.linear_bf16 : kernels_.linear)(span);
       left -= count;
       if (left == 0) break;
       first = 0;

@@ -19,6 +19,7 @@ struct I {
 
 inline constexpr int kTileRows = 6;  // 12 accumulators, 2 weights, 1 broadcast: 15 of 16 registers
 inline constexpr int kDirectRows = 6;
+inline constexpr int kInt8Rows = 4;
 
 HR_INLINE F zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
 HR_INLINE F set1(float x) {
@@ -56,6 +57,11 @@ template <int N>
 HR_INLINE I shift_right(I a) {
   return {_mm256_srli_epi32(a.lo, N), _mm256_srli_epi32(a.hi, N)};
 }
+template <int N>
+HR_INLINE I shift_right_signed(I a) {
+  return {_mm256_srai_epi32(a.lo, N), _mm256_srai_epi32(a.hi, N)};
+}
+HR_INLINE I zero_int() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
 HR_INLINE I add_i32(I a, int b) {
   const __m256i v = _mm256_set1_epi32(b);
   return {_mm256_add_epi32(a.lo, v), _mm256_add_epi32(a.hi, v)};
@@ -64,10 +70,36 @@ HR_INLINE F to_float(I a) { return {_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi32_ps
 HR_INLINE F as_float(I a) { return {_mm256_castsi256_ps(a.lo), _mm256_castsi256_ps(a.hi)}; }
 HR_INLINE I as_int(F a) { return {_mm256_castps_si256(a.lo), _mm256_castps_si256(a.hi)}; }
 
-HR_INLINE F from_i8(const int8_t* p) {
-  return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)))),
-          _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p + 8))))};
+// The compiler may not put a sum off: it would keep all the products until the end, more than there are registers.
+HR_INLINE __m256i summed(__m256i sum) {
+  asm("" : "+x"(sum));
+  return sum;
 }
+// Pairs of products in 16 bits: eight quads of at most 2 * 15 * 127 fit.
+HR_INLINE I nibble_dot(I sum, I w, int32_t x) {
+  const __m256i v = _mm256_set1_epi32(x);
+  return {summed(_mm256_add_epi16(sum.lo, _mm256_maddubs_epi16(w.lo, v))),
+          summed(_mm256_add_epi16(sum.hi, _mm256_maddubs_epi16(w.hi, v)))};
+}
+HR_INLINE I nibble_total(I sum) {
+  const __m256i one = _mm256_set1_epi16(1);
+  return {_mm256_madd_epi16(sum.lo, one), _mm256_madd_epi16(sum.hi, one)};
+}
+// The instruction multiplies unsigned by signed bytes, so the sign of a weight moves to its input.
+struct SignedBytes {
+  I magnitude, sign;
+};
+HR_INLINE SignedBytes signed_bytes(I w) { return {{_mm256_abs_epi8(w.lo), _mm256_abs_epi8(w.hi)}, w}; }
+HR_INLINE I byte_dot(I sum, const SignedBytes& w, int32_t x) {
+  const __m256i one = _mm256_set1_epi16(1);
+  const __m256i v = _mm256_set1_epi32(x);
+  const __m256i lo = _mm256_maddubs_epi16(w.magnitude.lo, _mm256_sign_epi8(v, w.sign.lo));
+  const __m256i hi = _mm256_maddubs_epi16(w.magnitude.hi, _mm256_sign_epi8(v, w.sign.hi));
+  return {summed(_mm256_add_epi32(sum.lo, _mm256_madd_epi16(lo, one))),
+          summed(_mm256_add_epi32(sum.hi, _mm256_madd_epi16(hi, one)))};
+}
+HR_INLINE I byte_total(I sum, int32_t) { return sum; }
+
 HR_INLINE F from_f16(const uint16_t* p) {
   return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
           _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 8)))};

@@ -19,6 +19,7 @@ using I = __m512i;
 
 inline constexpr int kTileRows = 12;
 inline constexpr int kDirectRows = 6;
+inline constexpr int kInt8Rows = 8;
 
 HR_INLINE F zero() { return _mm512_setzero_ps(); }
 HR_INLINE F set1(float x) { return _mm512_set1_ps(x); }
@@ -44,15 +45,30 @@ template <int N>
 HR_INLINE I shift_right(I a) {
   return _mm512_srli_epi32(a, N);
 }
+template <int N>
+HR_INLINE I shift_right_signed(I a) {
+  return _mm512_srai_epi32(a, N);
+}
+HR_INLINE I zero_int() { return _mm512_setzero_si512(); }
 HR_INLINE I add_i32(I a, int b) { return _mm512_add_epi32(a, _mm512_set1_epi32(b)); }
 HR_INLINE F to_float(I a) { return _mm512_cvtepi32_ps(a); }
 HR_INLINE F as_float(I a) { return _mm512_castsi512_ps(a); }
 HR_INLINE I as_int(F a) { return _mm512_castps_si512(a); }
 
-HR_INLINE F from_i8(const int8_t* p) {
-  return _mm512_cvtepi32_ps(
-      _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+HR_INLINE I nibble_dot(I sum, I w, int32_t x) { return _mm512_dpbusd_epi32(sum, w, _mm512_set1_epi32(x)); }
+HR_INLINE I nibble_total(I sum) { return sum; }
+// The instruction multiplies unsigned by signed bytes: weights are raised by 128, and the sum is lowered to match.
+struct SignedBytes {
+  I raised;
+};
+HR_INLINE SignedBytes signed_bytes(I w) {
+  return {_mm512_xor_si512(w, _mm512_set1_epi32(static_cast<int>(0x80808080u)))};
 }
+HR_INLINE I byte_dot(I sum, SignedBytes w, int32_t x) {
+  return _mm512_dpbusd_epi32(sum, w.raised, _mm512_set1_epi32(x));
+}
+HR_INLINE I byte_total(I sum, int32_t total) { return add_i32(sum, -128 * total); }
+
 HR_INLINE F from_f16(const uint16_t* p) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }

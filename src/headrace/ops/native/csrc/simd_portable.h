@@ -17,6 +17,7 @@ typedef uint32_t I __attribute__((vector_size(64)));
 
 inline constexpr int kTileRows = 4;    // rows of a register tile
 inline constexpr int kDirectRows = 0;  // up to here weights are decoded in registers, without a copy in the cache
+inline constexpr int kInt8Rows = 4;    // rows of a register tile of integers
 
 // Fused multiply-add without the instruction. The product of two floats is exact in double; the sum is rounded to odd
 // (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums", 2008), which makes the final rounding to float
@@ -79,6 +80,12 @@ template <int N>
 HR_INLINE I shift_right(I a) {
   return a >> N;
 }
+template <int N>
+HR_INLINE I shift_right_signed(I a) {
+  for (int i = 0; i < 16; ++i) a[i] = static_cast<uint32_t>(static_cast<int32_t>(a[i]) >> N);
+  return a;
+}
+HR_INLINE I zero_int() { return I{}; }
 HR_INLINE I add_i32(I a, int b) { return a + static_cast<uint32_t>(b); }
 HR_INLINE F to_float(I a) {  // lanes are signed
   F x = zero();
@@ -96,11 +103,34 @@ HR_INLINE I as_int(F a) {
   return x;
 }
 
-HR_INLINE F from_i8(const int8_t* p) {
-  F x = zero();
-  for (int i = 0; i < 16; ++i) x[i] = static_cast<float>(p[i]);
-  return x;
+// Dot products of quads: lane i adds the four products of its bytes in `w` with the four signed bytes of `x`.
+// Unsigned bytes up to 15, at most 8 quads to a sum, which means something only after `nibble_total`:
+HR_INLINE I nibble_dot(I sum, I w, int32_t x) {
+  for (int i = 0; i < 16; ++i)
+    for (int j = 0; j < 4; ++j) {
+      const int32_t a = static_cast<int32_t>(w[i] >> (8 * j) & 0xff);
+      const int32_t b = static_cast<int8_t>(static_cast<uint32_t>(x) >> (8 * j));
+      sum[i] += static_cast<uint32_t>(a * b);
+    }
+  return sum;
 }
+HR_INLINE I nibble_total(I sum) { return sum; }
+// Signed bytes, and -127..127 in x; `total` is the sum of all bytes of x.
+struct SignedBytes {
+  I w;
+};
+HR_INLINE SignedBytes signed_bytes(I w) { return {w}; }
+HR_INLINE I byte_dot(I sum, SignedBytes s, int32_t x) {
+  for (int i = 0; i < 16; ++i)
+    for (int j = 0; j < 4; ++j) {
+      const int32_t a = static_cast<int8_t>(s.w[i] >> (8 * j));
+      const int32_t b = static_cast<int8_t>(static_cast<uint32_t>(x) >> (8 * j));
+      sum[i] += static_cast<uint32_t>(a * b);
+    }
+  return sum;
+}
+HR_INLINE I byte_total(I sum, int32_t) { return sum; }
+
 HR_INLINE float half_to_float(uint16_t half) {
   const uint32_t sign = static_cast<uint32_t>(half & 0x8000u) << 16;
   const uint32_t exponent = (half >> 10) & 0x1fu;

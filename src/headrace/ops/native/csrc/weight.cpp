@@ -31,7 +31,8 @@ void pack_bf16(const uint16_t* row, int lane, int cols, uint16_t* panel) {
 void pack_q8(const std::byte* row, int lane, int cols, std::byte* panel) {
   for (int b = 0; b < cols / 32; ++b, row += 34, panel += record_bytes(WeightType::q8_0)) {
     std::memcpy(panel + 2 * lane, row, 2);
-    for (int k = 0; k < 32; ++k) panel[32 + k * kLanes + lane] = row[2 + k];
+    for (int quad = 0; quad < 8; ++quad)
+      for (int i = 0; i < 4; ++i) panel[32 + (quad * kLanes + lane) * 4 + i] = row[2 + quad_input(quad, i)];
   }
 }
 
