@@ -210,7 +210,7 @@ def attention(isa: str = "auto", threads: int = 1) -> Any:
         backend_of(isa, threads),
         lambda ops, x, w: ops.attention(x, 0, SPEC, ROPE),
         QKV,
-        kv=KvLayout(1, 2, 24, 64),
+        kv=KvLayout(1, 2, 24, 400),
     )
 
 
@@ -254,6 +254,30 @@ def test_chunks_that_end_at_borders(whole: Any, border: int) -> None:
     first = run(program, batch_of((range(border), 0, TABLE)))
     rest = run(program, batch_of((range(border, LONG), border, TABLE)))
     assert np.concatenate([first, rest]).tobytes() == whole.tobytes()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("num_new", [1, 3])
+def test_sequences_that_share_blocks_read_them_together(
+    whole: Any, isa: str, threads: int, num_new: int
+) -> None:
+    """Some hold two whole segments in common, some one, one sequence none, and one is shorter."""
+    program = attention(isa, threads)
+    ends = [(600, 32), (598, 32), (540, 32), (530, 16), (515, 16), (511, 0), (300, 16), (90, 0)]
+    seqs, free = [], iter(range(64, 400))
+    for end, num_shared in ends:
+        table = TABLE[:num_shared] + [next(free) for _ in range(38 - num_shared)]
+        written = num_shared * 16
+        if not seqs:
+            run(program, batch_of((range(512), 0, TABLE), logit_rows=[0]))
+        if written < end - num_new:
+            rest = range(written, end - num_new)
+            run(program, batch_of((rest, written, table), logit_rows=[0]))
+        seqs.append((range(end - num_new, end), end - num_new, table))
+    together = run(program, batch_of(*seqs))
+    expected = np.concatenate([whole[tokens.start : tokens.stop] for tokens, *_ in seqs])
+    assert together.tobytes() == expected.tobytes()
 
 
 def test_more_heads_in_a_group_than_rows_in_a_tile() -> None:

@@ -89,22 +89,33 @@ struct RopeRow {
   int slot;          // token within the block
 };
 
-// Rows (query, head of one KV group) that attend to the same keys. A KV block holds, for each KV head, keys
-// [head_dim][16 tokens] and values [16 tokens][head_dim] in bf16.
+// A query of one head.
+struct AttentionRow {
+  int32_t token;  // row of the step
+  int32_t head;   // within the group of its KV head
+  int32_t position;
+  int64_t partial;  // where its results for the segments of KV head 0 begin, or -1
+};
+
+// Rows that read the same keys. A KV block holds, for each KV head, keys [head_dim][16 tokens] and values
+// [16 tokens][head_dim] in bf16.
 struct AttentionTile {
   const std::byte* kv;  // block 0, at the tile's layer and KV head
   size_t block_stride;
   const int32_t* table;
-  int position;         // of query 0
-  int heads_per_group;
-  float* q_out;  // query 0, first head of the group: rotated queries on entry, results on exit
+  float* q_out;  // token 0, first head of the group: rotated queries on entry, results on exit
   size_t stride;
   int head_dim;
   float scale;
-  int first_row, num_rows;  // row r is query r / heads_per_group, head r % heads_per_group
+  const AttentionRow* rows;  // in order of position
+  int num_rows;
   int first_segment, end_segment;
-  float* partial;  // null: all segments are covered; else [num_rows][head_dim + 2] for one segment
+  // Null: all segments are covered and the rows are finished. Else each segment's result of a row goes to
+  // partials + row.partial + segment * partial_floats(head_dim).
+  float* partials;
 };
+// The result of one segment: weighted sums of values, the greatest score, the sum of weights.
+constexpr int64_t partial_floats(int head_dim) { return (head_dim + kLanes - 1) / kLanes * kLanes + kLanes; }
 
 struct Kernels {
   const char* name;
@@ -122,8 +133,8 @@ struct Kernels {
   void (*silu_mul)(const float* gate_up, int n, float* out);
   void (*rope_row)(const RopeRow&);
   void (*attend)(const AttentionTile&);
-  // Merge the partial results of a tile's segments, `step` floats apart.
-  void (*merge_segments)(const AttentionTile&, const float* partials, size_t step, int num_segments);
+  // Finish rows whose segments are all done, from `partials`.
+  void (*merge_segments)(const AttentionTile&);
   // The greatest of a row; NaN or infinity where one is in it.
   float (*max_row)(const float* x, int n);
   // exp(x - shift), 0 where the difference is below -700. Differences are not positive.

@@ -2,7 +2,9 @@
 //
 // Each row keeps an online softmax (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018) that
 // takes kSoftmaxTokens at a time. Every kSegmentTokens the running state is closed and merged into the row's total,
-// first segment first. Rows in order see more and more tokens, so those that see a token are always the last ones.
+// first segment first. Nothing in this order depends on the other rows of a tile, so rows of several sequences may
+// share a walk over blocks that all of them hold. Rows in order see more and more tokens: those that see a token are
+// always the last ones.
 
 namespace headrace::HEADRACE_ISA {
 namespace {
@@ -26,22 +28,34 @@ struct AttentionScratch {
   alignas(64) float max[kAttentionRows], decay[kAttentionRows];
 };
 
-HR_INLINE int row_position(const AttentionTile& t, int row) {
-  return t.position + (t.first_row + row) / t.heads_per_group;
-}
 HR_INLINE float* row_pointer(const AttentionTile& t, int row) {
-  const int r = t.first_row + row;
-  return t.q_out + static_cast<size_t>(r / t.heads_per_group) * t.stride +
-         static_cast<size_t>(r % t.heads_per_group) * t.head_dim;
+  return t.q_out + static_cast<size_t>(t.rows[row].token) * t.stride +
+         static_cast<size_t>(t.rows[row].head) * static_cast<size_t>(t.head_dim);
 }
+HR_INLINE float* partial_of(const AttentionTile& t, int row, int segment) {
+  return t.partials + t.rows[row].partial + segment * partial_floats(t.head_dim);
+}
+HR_INLINE int last_position(const AttentionTile& t) { return t.rows[t.num_rows - 1].position; }
 // The first row that sees the token.
 HR_INLINE int first_seeing(const AttentionTile& t, int token) {
-  const int row = (token - t.position) * t.heads_per_group - t.first_row;
-  return row < 0 ? 0 : least(row, t.num_rows);
+  int row = 0;
+  while (row < t.num_rows && t.rows[row].position < token) ++row;
+  return row;
+}
+// Tokens from `start` on, of the next kSoftmaxTokens, that the row sees.
+HR_INLINE int visible(const AttentionTile& t, int row, int start) {
+  return least(t.rows[row].position - start + 1, kSoftmaxTokens);
 }
 HR_INLINE const uint16_t* block_of(const AttentionTile& t, int token) {
   return reinterpret_cast<const uint16_t*>(t.kv + t.table[token / kBlockTokens] * t.block_stride);
 }
+
+// Keys or values as they lie in a block, widened in registers: for so few rows a copy as floats would not pay.
+struct Halves {
+  const uint16_t* data;
+  size_t stride;
+  __attribute__((always_inline)) F operator()(int k) const { return from_bf16(data + k * stride); }
+};
 
 void open_values(const uint16_t* values, int head_dim, int dim, float* out) {
   if (dim == head_dim) {
@@ -66,33 +80,41 @@ void score(const AttentionTile& t, int start, int end, int dim, AttentionScratch
     const uint16_t* keys = block_of(t, token);
     const int size = t.head_dim * kBlockTokens;
     prefetch(keys + size, size);  // the values
-    if (token + kBlockTokens <= row_position(t, t.num_rows - 1)) prefetch(block_of(t, token + kBlockTokens), size);
-    for (int d = 0; d < t.head_dim; ++d) store(s.keys + d * kLanes, from_bf16(keys + d * kLanes));
+    if (token + kBlockTokens <= last_position(t)) prefetch(block_of(t, token + kBlockTokens), size);
     const int row = first_seeing(t, token);
-    matmul(t.num_rows - row, s.keys, kLanes, s.q + row * dim, dim, s.scores + row * kSoftmaxTokens + token - start,
-           kSoftmaxTokens, t.head_dim, false);
+    const int rows = t.num_rows - row;
+    float* scores = s.scores + row * kSoftmaxTokens + token - start;
+    const float* q = s.q + row * dim;
+    if (rows <= kTileRows) {
+      matmul(rows, Halves{keys, kLanes}, q, dim, scores, kSoftmaxTokens, t.head_dim, false);
+      continue;
+    }
+    for (int d = 0; d < t.head_dim; ++d) store(s.keys + d * kLanes, from_bf16(keys + d * kLanes));
+    matmul(rows, Floats{s.keys, kLanes}, q, dim, scores, kSoftmaxTokens, t.head_dim, false);
   }
 }
+
+// `x` where it belongs to the `seen` tokens that are left, and `other` beyond.
+HR_INLINE F seen_or(F x, int seen, float other) { return seen >= kLanes ? x : keep_first(x, seen, other); }
 
 // Scores become weights exp(score - max); the running sums decay to the new maximum.
 void weigh(const AttentionTile& t, int start, int dim, AttentionScratch& s) {
   const int first = first_seeing(t, start);
-  const auto visible = [&](int row) { return least(row_position(t, row) - start + 1, kSoftmaxTokens); };
   for (int r = first; r < t.num_rows; ++r) {
-    float* scores = s.scores + r * kSoftmaxTokens;
-    const int seen = visible(r);
+    const float* scores = s.scores + r * kSoftmaxTokens;
+    const int seen = visible(t, r, start);
     F top = set1(kMinusInf);
-    for (int i = 0; i < seen; i += kLanes) top = max(top, keep_first(load(scores + i), seen - i, kMinusInf));
+    for (int i = 0; i < seen; i += kLanes) top = max(top, seen_or(load(scores + i), seen - i, kMinusInf));
     const float greatest = max_lanes(top);
     s.max[r] = greatest > s.open.max[r] ? greatest : s.open.max[r];
   }
   for (int r = 0; r < t.num_rows; r += kLanes) store(s.decay + r, exp(sub(load(s.open.max + r), load(s.max + r))));
   for (int r = first; r < t.num_rows; ++r) {
     float* scores = s.scores + r * kSoftmaxTokens;
-    const int seen = visible(r);
+    const int seen = visible(t, r, start);
     F mass = zero();
     for (int i = 0; i < seen; i += kLanes) {
-      const F weights = keep_first(exp(sub(load(scores + i), set1(s.max[r]))), seen - i, 0.0f);
+      const F weights = seen_or(exp(sub(load(scores + i), set1(s.max[r]))), seen - i, 0.0f);
       store(scores + i, weights);
       mass = add(mass, weights);
     }
@@ -107,23 +129,33 @@ void weigh(const AttentionTile& t, int start, int dim, AttentionScratch& s) {
 // Add the weighted values of tokens [start, end). A row takes exactly the tokens that it sees, in order: first those
 // that its whole group sees, then, with the rows of its own position, the rest.
 void gather(const AttentionTile& t, int start, int end, int dim, AttentionScratch& s) {
-  for (int token = start; token < end; token += kBlockTokens)
-    open_values(block_of(t, token) + t.head_dim * kBlockTokens, t.head_dim, dim, s.values + (token - start) * dim);
-  const auto visible = [&](int row) { return least(row_position(t, row) - start + 1, kSoftmaxTokens); };
-  const auto take = [&](int row, int rows, int from, int to, int d) {
-    matmul(rows, s.values + from * dim + d, dim, s.scores + row * kSoftmaxTokens + from, kSoftmaxTokens,
-           s.open.sum + row * dim + d, dim, to - from, true);
-  };
   const int first = first_seeing(t, start);
   const int full = first_seeing(t, start + kSoftmaxTokens - 1);
+  if (first == full && t.num_rows - full <= kTileRows && dim == t.head_dim) {
+    for (int token = 0; token < kSoftmaxTokens; token += kBlockTokens) {
+      const uint16_t* values = block_of(t, start + token) + dim * kBlockTokens;
+      for (int d = 0; d < dim; d += kLanes)
+        matmul(t.num_rows - full, Halves{values + d, static_cast<size_t>(dim)},
+               s.scores + full * kSoftmaxTokens + token, kSoftmaxTokens, s.open.sum + full * dim + d, dim,
+               kBlockTokens, true);
+    }
+    return;
+  }
+  for (int token = start; token < end; token += kBlockTokens)
+    open_values(block_of(t, token) + t.head_dim * kBlockTokens, t.head_dim, dim, s.values + (token - start) * dim);
+  const auto take = [&](int row, int rows, int from, int to, int d) {
+    matmul(rows, Floats{s.values + from * dim + d, static_cast<size_t>(dim)}, s.scores + row * kSoftmaxTokens + from,
+           kSoftmaxTokens, s.open.sum + row * dim + d, dim, to - from, true);
+  };
   for (int d = 0; d < dim; d += kLanes) {
     for (int row = first; row < full; row += kTileRows) {
       const int rows = least(full - row, kTileRows);
-      const int common = visible(row);
+      const int common = visible(t, row, start);
       take(row, rows, 0, common, d);
       for (int r = row, next; r < row + rows; r = next) {
-        for (next = r + 1; next < row + rows && visible(next) == visible(r);) ++next;
-        if (visible(r) > common) take(r, next - r, common, visible(r), d);
+        const int seen = visible(t, r, start);
+        for (next = r + 1; next < row + rows && visible(t, next, start) == seen;) ++next;
+        if (seen > common) take(r, next - r, common, seen, d);
       }
     }
     if (full < t.num_rows) take(full, t.num_rows - full, 0, kSoftmaxTokens, d);
@@ -136,7 +168,7 @@ void run_segment(const AttentionTile& t, int segment, int dim, AttentionScratch&
     s.open.mass[r] = 0.0f;
   }
   for (int i = 0; i < t.num_rows * dim; i += kLanes) store(s.open.sum + i, zero());
-  const int end = least((segment + 1) * kSegmentTokens, row_position(t, t.num_rows - 1) + 1);
+  const int end = least((segment + 1) * kSegmentTokens, last_position(t) + 1);
   for (int start = segment * kSegmentTokens; start < end; start += kSoftmaxTokens) {
     const int stop = least(start + kSoftmaxTokens, end);
     score(t, start, stop, dim, s);
@@ -163,8 +195,9 @@ void write_row(const AttentionTile& t, int row, const float* total, float mass) 
   map_row(t.head_dim, row_pointer(t, row), [=](auto get) { return div(get(total), set1(mass)); });
 }
 
-// A closed segment of one row as it travels to the merge: dim sums, max, mass.
-size_t partial_stride(int dim) { return static_cast<size_t>(dim + kLanes); }
+void copy_sums(const float* from, int dim, float* to) {
+  for (int d = 0; d < dim; d += kLanes) store(to + d, load(from + d));
+}
 
 void attend(const AttentionTile& t) {
   AttentionScratch s;
@@ -177,30 +210,34 @@ void attend(const AttentionTile& t) {
     run_segment(t, segment, dim, s);
     for (int r = first_seeing(t, segment * kSegmentTokens); r < t.num_rows; ++r) {
       const float* sum = s.open.sum + r * dim;
-      float* total = t.partial ? t.partial + r * partial_stride(dim) : s.closed.sum + r * dim;
-      if (segment > t.first_segment) {
-        merge_row(total, s.closed.max + r, s.closed.mass + r, sum, s.open.max[r], s.open.mass[r], dim);
-        continue;
+      if (t.partials) {
+        float* partial = partial_of(t, r, segment);
+        copy_sums(sum, dim, partial);
+        partial[dim] = s.open.max[r];
+        partial[dim + 1] = s.open.mass[r];
+      } else if (segment > 0) {
+        merge_row(s.closed.sum + r * dim, s.closed.max + r, s.closed.mass + r, sum, s.open.max[r], s.open.mass[r], dim);
+      } else {
+        copy_sums(sum, dim, s.closed.sum + r * dim);
+        s.closed.max[r] = s.open.max[r];
+        s.closed.mass[r] = s.open.mass[r];
       }
-      for (int d = 0; d < dim; d += kLanes) store(total + d, load(sum + d));
-      (t.partial ? total[dim] : s.closed.max[r]) = s.open.max[r];
-      (t.partial ? total[dim + 1] : s.closed.mass[r]) = s.open.mass[r];
     }
   }
-  if (t.partial) return;
+  if (t.partials) return;
   for (int r = 0; r < t.num_rows; ++r) write_row(t, r, s.closed.sum + r * dim, s.closed.mass[r]);
 }
 
-void merge_segments(const AttentionTile& t, const float* partials, size_t step, int num_segments) {
+void merge_segments(const AttentionTile& t) {
   const int dim = padded(t.head_dim);
   alignas(64) float total[kMaxHeadDim];
   for (int r = 0; r < t.num_rows; ++r) {
-    const float* part = partials + r * partial_stride(dim);
+    const float* part = partial_of(t, r, 0);
     float total_max = part[dim];
     float total_mass = part[dim + 1];
-    for (int d = 0; d < dim; d += kLanes) store(total + d, load(part + d));
-    for (int i = 1; i < num_segments && row_position(t, r) >= i * kSegmentTokens; ++i) {
-      part += step;
+    copy_sums(part, dim, total);
+    for (int segment = 1; segment * kSegmentTokens <= t.rows[r].position; ++segment) {
+      part = partial_of(t, r, segment);
       merge_row(total, &total_max, &total_mass, part, part[dim], part[dim + 1], dim);
     }
     write_row(t, r, total, total_mass);

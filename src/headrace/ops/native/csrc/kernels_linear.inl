@@ -128,40 +128,45 @@ void decode(const std::byte* records, int num_records, float* out) {
   }
 }
 
-// ---- The register tile: c[r][16] (+)= a[r][k] * b[k][16], k in order ----
+// ---- The register tile: c[r][16] (+)= a[r][k] * b(k)[16], k in order ----
 
-template <int R>
-HR_INLINE void tile(const float* b, size_t b_stride, const float* a, size_t a_stride, float* c, size_t c_stride,
-                    int depth, bool accumulate) {
+template <int R, class B>
+HR_INLINE void tile(B b, const float* a, size_t a_stride, float* c, size_t c_stride, int depth, bool accumulate) {
   F acc[R];
   for (int r = 0; r < R; ++r) acc[r] = accumulate ? load(c + r * c_stride) : zero();
 #pragma GCC unroll 4
   for (int k = 0; k < depth; ++k) {
-    const F w = load(b + k * b_stride);
+    const F w = b(k);
     for (int r = 0; r < R; ++r) acc[r] = fma(w, set1(a[r * a_stride + k]), acc[r]);
   }
   for (int r = 0; r < R; ++r) store(c + r * c_stride, acc[r]);
 }
 
-template <int R = kTileRows>
-void tile_rows(int rows, const float* b, size_t b_stride, const float* a, size_t a_stride, float* c, size_t c_stride,
-               int depth, bool accumulate) {
+template <int R = kTileRows, class B>
+void tile_rows(int rows, B b, const float* a, size_t a_stride, float* c, size_t c_stride, int depth, bool accumulate) {
   if constexpr (R > 0) {
-    if (rows == R) return tile<R>(b, b_stride, a, a_stride, c, c_stride, depth, accumulate);
-    tile_rows<R - 1>(rows, b, b_stride, a, a_stride, c, c_stride, depth, accumulate);
+    if (rows == R) return tile<R>(b, a, a_stride, c, c_stride, depth, accumulate);
+    tile_rows<R - 1>(rows, b, a, a_stride, c, c_stride, depth, accumulate);
   }
 }
 
 // All rows, in tiles of nearly equal height: a tile of one or two rows would wait for its own sums.
-void matmul(int rows, const float* b, size_t b_stride, const float* a, size_t a_stride, float* c, size_t c_stride,
-            int depth, bool accumulate) {
+template <class B>
+HR_INLINE void matmul(int rows, B b, const float* a, size_t a_stride, float* c, size_t c_stride, int depth,
+                      bool accumulate) {
   const int num_tiles = (rows + kTileRows - 1) / kTileRows;
   for (int t = 0, row = 0; t < num_tiles; ++t) {
     const int height = (rows - row) / (num_tiles - t);
-    tile_rows(height, b, b_stride, a + row * a_stride, a_stride, c + row * c_stride, c_stride, depth, accumulate);
+    tile_rows(height, b, a + row * a_stride, a_stride, c + row * c_stride, c_stride, depth, accumulate);
     row += height;
   }
 }
+
+struct Floats {
+  const float* data;
+  size_t stride;
+  __attribute__((always_inline)) F operator()(int k) const { return load(data + k * stride); }
+};
 
 // ---- Few rows: weights are decoded in registers and used at once ----
 
@@ -276,7 +281,7 @@ void decoded(const LinearSpan& s) {
       for (int k = 0; k < s.num_inputs; k += kStretch) {
         const int inputs = least(s.num_inputs - k, kStretch);
         decode<D>(records + k / depth * record_bytes(D::kType), (inputs + depth - 1) / depth, stretch);
-        matmul(rows, stretch, kLanes, s.x + row * s.x_stride + k, s.x_stride, sums, kLanes, inputs, k > 0);
+        matmul(rows, Floats{stretch, kLanes}, s.x + row * s.x_stride + k, s.x_stride, sums, kLanes, inputs, k > 0);
       }
       finish_panel(s, panel, rows, sums, row);
     }

@@ -149,21 +149,25 @@ class Program {
   int logits_ = -1;
   Step step_;
 
-  // The attention work of the running step, for the shape it was planned for.
+  // The attention work of the running step, for the shape it was planned for: items read keys, merges finish rows
+  // whose segments are in several items.
   struct Item {
-    int seq, kv_head, first_row, num_rows, first_segment, end_segment;
-    int64_t partial;  // offset of its partial result, or -1
+    int seq;  // whose block table is read
+    int kv_head, first_row, num_rows, first_segment, end_segment;
+    bool is_partial;
   };
-  struct Merge {
-    int seq, kv_head, first_row, num_rows, num_segments;
-    int64_t partial;
+  struct SharedSegment {
+    int segment;
+    std::vector<int> seqs;
   };
-  AttentionTile tile_of(const Op& op, int seq, int kv_head, int first_row, int num_rows) const;
+  void find_shared(std::vector<int> seqs, int segment, std::vector<SharedSegment>& shared,
+                   std::vector<int>& num_shared) const;
+  AttentionTile tile_of(const Op& op, const Item& item);
   std::optional<std::array<int, 3>> planned_;
-  std::vector<Item> items_;
-  std::vector<Merge> merges_;
+  std::vector<AttentionRow> attention_rows_;
+  std::vector<Item> items_, merges_;
   std::vector<float> partials_;
-  size_t partial_step_ = 0;
+  int64_t head_partials_ = 0;  // floats of partial results of one KV head
 };
 
 }  // namespace headrace

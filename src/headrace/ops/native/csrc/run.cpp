@@ -208,64 +208,109 @@ void Program::run_linear(const Op& op) {
   });
 }
 
-// Cuts the step's attention into items: tiles of rows, and, where those are too few to go round, tiles times segments.
+// Cuts the step's attention into items: tiles of rows, in pieces of one segment where there are too few to go round.
 void Program::plan_attention(const AttentionShape& shape) {
   const std::array<int, 3> key{shape.num_heads, shape.num_kv_heads, shape.head_dim};
   if (planned_ == key) return;
   planned_ = key;
   items_.clear();
   merges_.clear();
+  attention_rows_.clear();
   const int heads = shape.num_heads / shape.num_kv_heads;
-  const int dim = (shape.head_dim + kLanes - 1) / kLanes * kLanes;
-  partial_step_ = static_cast<size_t>(kAttentionRows) * static_cast<size_t>(dim + kLanes);
+  const int num_seqs = step_.num_seqs();
+  const auto rows_of_seq = [&](int seq) { return (step_.token_starts[seq + 1] - step_.token_starts[seq]) * heads; };
   int tiles = 0;
-  for (int i = 0; i < step_.num_seqs(); ++i)
-    tiles += ceil_div((step_.token_starts[i + 1] - step_.token_starts[i]) * heads, kAttentionRows) * shape.num_kv_heads;
+  std::vector<int> few;  // sequences whose rows fill less than half a tile
+  for (int seq = 0; seq < num_seqs; ++seq) {
+    tiles += ceil_div(rows_of_seq(seq), kAttentionRows) * shape.num_kv_heads;
+    if (2 * rows_of_seq(seq) <= kAttentionRows) few.push_back(seq);
+  }
   const bool split = pool_.threads() > 1 && tiles < 4 * pool_.threads();
-  int64_t partial = 0;
-  for (int i = 0; i < step_.num_seqs(); ++i) {
-    const int rows = (step_.token_starts[i + 1] - step_.token_starts[i]) * heads;
+  std::vector<SharedSegment> shared;
+  std::vector<int> num_shared(static_cast<size_t>(num_seqs), 0);
+  find_shared(few, 0, shared, num_shared);
+
+  const int64_t row_floats = partial_floats(shape.head_dim);
+  std::vector<int> first_rows;  // of each sequence
+  head_partials_ = 0;
+  for (int seq = 0; seq < num_seqs; ++seq) {
+    first_rows.push_back(static_cast<int>(attention_rows_.size()));
+    const int rows = rows_of_seq(seq);
+    const int begin = num_shared[static_cast<size_t>(seq)];
     for (int first = 0; first < rows; first += kAttentionRows) {
       const int count = std::min(kAttentionRows, rows - first);
-      const int last = step_.positions[i] + (first + count - 1) / heads;
-      const int segments = last / kSegmentTokens + 1;
+      const int segments = (step_.positions[seq] + (first + count - 1) / heads) / kSegmentTokens + 1;
+      const bool partial = begin > 0 || (split && segments > 1);
+      const auto first_row = static_cast<int>(attention_rows_.size());
+      for (int r = first; r < first + count; ++r) {
+        attention_rows_.push_back({step_.token_starts[seq] + r / heads, r % heads, step_.positions[seq] + r / heads,
+                                   partial ? head_partials_ : -1});
+        if (partial) head_partials_ += segments * row_floats;
+      }
       for (int h = 0; h < shape.num_kv_heads; ++h) {
-        if (!split || segments == 1) {
-          items_.push_back({i, h, first, count, 0, segments, -1});
-          continue;
+        const Item tile{seq, h, first_row, count, begin, segments, partial};
+        if (partial) merges_.push_back(tile);
+        for (int s = begin, end; s < segments; s = end) {
+          end = split ? s + 1 : segments;
+          items_.push_back({seq, h, first_row, count, s, end, partial});
         }
-        merges_.push_back({i, h, first, count, segments, partial});
-        for (int s = 0; s < segments; ++s, partial += static_cast<int64_t>(partial_step_))
-          items_.push_back({i, h, first, count, s, s + 1, partial});
       }
     }
   }
-  if (static_cast<int64_t>(partials_.size()) < partial) partials_.resize(static_cast<size_t>(partial));
+  for (const SharedSegment& one : shared) {
+    const auto first_row = static_cast<int>(attention_rows_.size());
+    for (int seq : one.seqs)
+      for (int r = 0; r < rows_of_seq(seq); ++r)
+        attention_rows_.push_back(attention_rows_[static_cast<size_t>(first_rows[static_cast<size_t>(seq)] + r)]);
+    const int rows = static_cast<int>(attention_rows_.size()) - first_row;
+    for (int first = 0; first < rows; first += kAttentionRows)
+      for (int h = 0; h < shape.num_kv_heads; ++h)
+        items_.push_back({one.seqs[0], h, first_row + first, std::min(kAttentionRows, rows - first), one.segment,
+                          one.segment + 1, true});
+  }
+  const auto floats = static_cast<size_t>(head_partials_ * shape.num_kv_heads);
+  if (partials_.size() < floats) partials_.resize(floats);
   // Long items first, so that no thread starts one when the others are finishing.
   const auto cost = [](const Item& item) { return (item.end_segment - item.first_segment) * item.num_rows; };
   std::stable_sort(items_.begin(), items_.end(), [&](const Item& a, const Item& b) { return cost(a) > cost(b); });
 }
 
-AttentionTile Program::tile_of(const Op& op, int seq, int kv_head, int first_row, int num_rows) const {
+// Sequences that hold the same blocks, segment by segment as long as there are two of them: their rows read the segment
+// once. `num_shared` counts the leading segments that a sequence has in common with others.
+void Program::find_shared(std::vector<int> seqs, int segment, std::vector<SharedSegment>& shared,
+                          std::vector<int>& num_shared) const {
+  constexpr int kBlocks = kSegmentTokens / kBlockTokens;
+  std::erase_if(seqs, [&](int seq) { return step_.positions[seq] + 1 < (segment + 1) * kSegmentTokens; });
+  const auto table = [&](int seq) { return step_.blocks.begin() + step_.block_starts[seq] + segment * kBlocks; };
+  std::stable_sort(seqs.begin(), seqs.end(), [&](int a, int b) {
+    return std::lexicographical_compare(table(a), table(a) + kBlocks, table(b), table(b) + kBlocks);
+  });
+  for (auto first = seqs.begin(), end = first; first != seqs.end(); first = end) {
+    end = std::find_if(first, seqs.end(), [&](int seq) { return !std::equal(table(seq), table(seq) + kBlocks, table(*first)); });
+    if (end - first < 2) continue;
+    for (auto seq = first; seq != end; ++seq) num_shared[static_cast<size_t>(*seq)] = segment + 1;
+    shared.push_back({segment, {first, end}});
+    find_shared({first, end}, segment + 1, shared, num_shared);
+  }
+}
+
+AttentionTile Program::tile_of(const Op& op, const Item& item) {
   const AttentionShape& shape = op.shape;
   const View out = view(op.out);
-  const int heads = shape.num_heads / shape.num_kv_heads;
   return {
       .kv = blocks_.data() + static_cast<size_t>(op.layer) * kv_.layer_bytes() +
-            static_cast<size_t>(kv_head) * kv_.head_bytes(),
+            static_cast<size_t>(item.kv_head) * kv_.head_bytes(),
       .block_stride = kv_.block_bytes(),
-      .table = step_.blocks.data() + step_.block_starts[seq],
-      .position = step_.positions[seq],
-      .heads_per_group = heads,
-      .q_out = out.row(step_.token_starts[seq]) + kv_head * heads * shape.head_dim,
+      .table = step_.blocks.data() + step_.block_starts[item.seq],
+      .q_out = out.data + item.kv_head * (shape.num_heads / shape.num_kv_heads) * shape.head_dim,
       .stride = out.stride,
       .head_dim = shape.head_dim,
       .scale = shape.scale,
-      .first_row = first_row,
-      .num_rows = num_rows,
-      .first_segment = 0,
-      .end_segment = 0,
-      .partial = nullptr,
+      .rows = attention_rows_.data() + item.first_row,
+      .num_rows = item.num_rows,
+      .first_segment = item.first_segment,
+      .end_segment = item.end_segment,
+      .partials = item.is_partial ? partials_.data() + item.kv_head * head_partials_ : nullptr,
   };
 }
 
@@ -289,28 +334,19 @@ void Program::run_attention(const Op& op) {
   });
   int64_t cost = 0;
   for (const Item& item : items_) {
-    const int last = step_.positions[item.seq] + item.first_row / (shape.num_heads / shape.num_kv_heads);
-    cost += static_cast<int64_t>(item.num_rows) * (last + 1) * shape.head_dim;
+    const int last = attention_rows_[static_cast<size_t>(item.first_row + item.num_rows - 1)].position;
+    const int tokens = std::min(item.end_segment * kSegmentTokens, last + 1) - item.first_segment * kSegmentTokens;
+    cost += static_cast<int64_t>(item.num_rows) * tokens * shape.head_dim;
   }
-  const auto attend = [&](int i) {
-    const Item& item = items_[static_cast<size_t>(i)];
-    AttentionTile tile = tile_of(op, item.seq, item.kv_head, item.first_row, item.num_rows);
-    tile.first_segment = item.first_segment;
-    tile.end_segment = item.end_segment;
-    tile.partial = item.partial < 0 ? nullptr : partials_.data() + item.partial;
-    kernels_.attend(tile);
-  };
+  const auto attend = [&](int i) { kernels_.attend(tile_of(op, items_[static_cast<size_t>(i)])); };
   const int count = static_cast<int>(items_.size());
   if (cost < kSerialCost) {
     for (int i = 0; i < count; ++i) attend(i);
   } else {
     pool_.run(count, attend);
   }
-  for_rows(static_cast<int>(merges_.size()), kSerialCost / 8, [&](int i) {
-    const Merge& merge = merges_[static_cast<size_t>(i)];
-    kernels_.merge_segments(tile_of(op, merge.seq, merge.kv_head, merge.first_row, merge.num_rows),
-                            partials_.data() + merge.partial, partial_step_, merge.num_segments);
-  });
+  for_rows(static_cast<int>(merges_.size()), kSerialCost / 8,
+           [&](int i) { kernels_.merge_segments(tile_of(op, merges_[static_cast<size_t>(i)])); });
 }
 
 void Program::copy_blocks(const std::vector<std::array<int, 3>>& copies) {
