@@ -13,9 +13,7 @@ are given up may be given to another sequence at once: whoever still reads or wr
 before the next step begins.
 """
 
-from bisect import bisect_left, insort
 from collections.abc import Iterator
-from operator import attrgetter
 
 from headrace.core.base.errors import InvariantError
 from headrace.core.base.events import Admitted, EngineEffect, Preempted
@@ -28,8 +26,6 @@ from headrace.core.kv.manager import KvManager
 from headrace.core.scheduler.forecast import predict_ttft_ns
 from headrace.core.scheduler.lanes import DeficitRoundRobin, ShortShare
 from headrace.core.scheduler.policies import (
-    ORDERS,
-    STATIC_ORDERS,
     choose_victim,
     is_protected,
     promised_tokens,
@@ -39,11 +35,7 @@ from headrace.core.scheduler.sequence import Sequence, State
 from headrace.core.scheduler.shares import share_of
 from headrace.core.scheduler.step import StepDraft
 from headrace.core.scheduler.twins import Twins
-
-_queue_key = attrgetter("queue_key")
-# Orders that change from step to step are evaluated for this many of the longest waiting sequences
-# only.
-DYNAMIC_ORDER_WINDOW = 128
+from headrace.core.scheduler.waiting import WaitingQueue, queue_key
 
 
 class Scheduler:
@@ -53,16 +45,11 @@ class Scheduler:
         self._config = config
         self._kv = kv
         self._cost = LearnedCost(cost)
-        self._order_key = ORDERS[config.order]
-        self._order_is_static = config.order in STATIC_ORDERS
-        self._waiting: list[
-            Sequence
-        ] = []  # by queue_key: the order policy's where it is static, else arrival
+        self._waiting = WaitingQueue(config, kv)
         self._running: dict[SeqId, Sequence] = {}
         self._twins = Twins(kv)
         self._short_share = ShortShare(config.short_prompt_share)
         self._long_turns = DeficitRoundRobin()  # of running sequences whose prompt is long
-        self._num_long_waiting = 0  # by length alone; the cache may make some of them short
         self._last_victim: SeqId | None = None
         self._next_step_id = 0
         self.num_preemptions = 0
@@ -96,11 +83,7 @@ class Scheduler:
 
     def add(self, seq: Sequence, now: Ns) -> None:
         """Let a sequence wait, at the place that its order gives it."""
-        seq.queue_key = (
-            self._order_key(seq, now, self._kv) if self._order_is_static else (0.0, seq.order)
-        )
-        insort(self._waiting, seq, key=_queue_key)
-        self._num_long_waiting += self._has_long_text(seq)
+        self._waiting.add(seq, now)
 
     def learn(self, plan: StepPlan, elapsed_ns: Ns) -> None:
         """A step took this long: what the budget policy's predictions are made of."""
@@ -115,7 +98,7 @@ class Scheduler:
             self._long_turns.leave(seq.seq_id)
             self._kv.release(seq.seq_id)
         else:
-            self._dequeue(seq)
+            self._waiting.remove(seq)
         seq.move(State.FINISHED)
 
     def advance(self, seq: Sequence, share: SeqStep, sampled: tuple[int, ...]) -> None:
@@ -161,9 +144,8 @@ class Scheduler:
         decoding = [seq for seq in running if seq.num_remaining == 1]
         prompts = [seq for seq in running if seq.num_remaining > 1]
         step = StepDraft(self._budget(decoding, prompts), is_ahead=is_ahead)
-        for seq in sorted(decoding, key=_queue_key):
-            self._grow_share(seq, 1, step, now)
-        if prompts or self._waiting:
+        self._plan_decoding(decoding, step, now)
+        if (prompts or self._waiting) and not step.is_abandoned:
             self._plan_prompts(prompts, step, now)
         if step.is_abandoned or not step.seqs:
             return None, step.effects
@@ -173,6 +155,16 @@ class Scheduler:
         plan = StepPlan(StepId(self._next_step_id), shares, tuple(step.copies), is_ahead)
         self._next_step_id += 1
         return plan, step.effects
+
+    def _plan_decoding(self, decoding: list[Sequence], step: StepDraft, now: Ns) -> None:
+        """One token each, for which most have room in a block that they hold."""
+        size = self._kv.block_size
+        for seq in sorted(decoding, key=queue_key):
+            has_room = self._kv.num_held(seq.seq_id) * size > seq.num_planned
+            if has_room and step.budget > 0 and seq.state is State.RUNNING:
+                self._schedule(seq, 1, step)
+            else:
+                self._grow_share(seq, 1, step, now)
 
     def _budget(self, decoding: list[Sequence], prompts: list[Sequence]) -> int:
         if not (prompts or self._waiting):
@@ -184,12 +176,12 @@ class Scheduler:
         num_long = sum(seq.is_long for seq in prompts)
         # Whoever waits may be short, since the cache decides that; nothing is lost if nobody is.
         has_short = num_long < len(prompts) or bool(self._waiting)
-        has_long = num_long > 0 or self._num_long_waiting > 0
+        has_long = num_long > 0 or self._waiting.num_long > 0
         step.open_lanes(
             *self._short_share.split(max(0, step.budget), has_short=has_short, has_long=has_long)
         )
         num_turns = len(self._long_turns)
-        if self._num_long_waiting and num_turns < self._config.max_long_prefills:
+        if self._waiting.num_long and num_turns < self._config.max_long_prefills:
             num_turns += 1  # whoever joins is left its part
         self._plan_running(prompts, step, now, num_turns)
         self._plan_waiting(step, now)
@@ -207,7 +199,7 @@ class Scheduler:
         self, prompts: list[Sequence], step: StepDraft, now: Ns, num_turns: int
     ) -> None:
         """Short ones in the order of their queue, long ones by turns, `num_turns` in all."""
-        for seq in sorted(prompts, key=_queue_key):
+        for seq in sorted(prompts, key=queue_key):
             if not seq.is_long:
                 num_tokens = min(self._num_wanted(seq, step), step.left(is_long=False))
                 self._grow_share(seq, num_tokens, step, now)
@@ -295,7 +287,7 @@ class Scheduler:
         num_reserved = self._num_reserved()
         # Each sequence that runs may need its token in the same step.
         limit = min(self._config.max_running_seqs, self._config.step_tokens)
-        for seq in self._candidates(now, step):
+        for seq in self._waiting.candidates(now):
             if step.budget <= 0 or len(self._running) >= limit:
                 break
             # Nobody needs less than one block: the last known token never comes from the cache.
@@ -304,7 +296,7 @@ class Scheduler:
                 or self._kv.num_available <= num_reserved
             ):
                 break
-            seq.is_long = self._is_long(seq)
+            seq.is_long = self._waiting.is_long(seq)
             if self._is_lane_closed(seq, step):
                 continue
             if self._twins.waits(seq):
@@ -321,34 +313,10 @@ class Scheduler:
                 break
             num_reserved += self._num_promised(seq)
 
-    def _candidates(self, now: Ns, step: StepDraft) -> list[Sequence]:
-        if self._order_is_static:
-            # The loop looks at no more than the window and those it admits, and passes by those
-            # whose lane is closed.
-            limit = self._config.skip_ahead_window + self._config.max_running_seqs + 1
-            limit += self._num_long_waiting
-            return self._waiting[:limit]
-        oldest = self._waiting[:DYNAMIC_ORDER_WINDOW]
-        return sorted(oldest, key=lambda seq: self._order_key(seq, now, self._kv))
-
-    def _has_long_text(self, seq: Sequence) -> bool:
-        return len(seq.tokens) > self._config.short_prompt_tokens
-
-    def _is_long(self, seq: Sequence) -> bool:
-        """Whether a waiting sequence has much to compute beside what the cache holds."""
-        if not self._has_long_text(seq):
-            return False
-        num_cached = self._kv.match(seq.chain, seq.reusable_tokens) * self._kv.block_size
-        return len(seq.tokens) - num_cached > self._config.short_prompt_tokens
-
     def _is_lane_closed(self, seq: Sequence, step: StepDraft) -> bool:
         if seq.is_long and len(self._long_turns) >= self._config.max_long_prefills:
             return True
         return step.left(is_long=seq.is_long) <= 0
-
-    def _dequeue(self, seq: Sequence) -> None:
-        del self._waiting[bisect_left(self._waiting, seq.queue_key, key=_queue_key)]
-        self._num_long_waiting -= self._has_long_text(seq)
 
     def _admit(self, seq: Sequence, step: StepDraft) -> bool:
         hit = self._kv.admit(seq.seq_id, seq.chain, seq.tokens, seq.reusable_tokens)
@@ -358,7 +326,7 @@ class Scheduler:
         if not self._kv.reserve(seq.seq_id, hit.num_tokens + num_tokens):
             self._kv.release(seq.seq_id)
             return False
-        self._dequeue(seq)
+        self._waiting.remove(seq)
         seq.move(State.RUNNING)
         seq.reset(hit.num_tokens)
         step.has_admitted = True
