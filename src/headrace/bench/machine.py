@@ -10,7 +10,7 @@ import msgspec
 
 from headrace import __version__
 
-ISA_FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16")
+ISA_FLAGS = ("asimddp", "avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16")
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):

@@ -52,7 +52,7 @@ class DeviceConfig:
     isa: str = setting(
         "auto",
         "instruction set of the native backend",
-        choices=("auto", "avx512", "avx2", "portable"),
+        choices=("auto", "avx512", "avx2", "neon", "portable"),
     )
     activations: str = setting(
         "auto",

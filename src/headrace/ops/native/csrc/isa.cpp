@@ -2,6 +2,11 @@
 
 #include "memory.h"
 
+#if defined(HEADRACE_HAVE_NEON) && defined(__linux__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
+
 namespace headrace {
 
 #if !defined(HEADRACE_HAVE_AVX2)
@@ -10,8 +15,21 @@ const Kernels* avx2_kernels() { return nullptr; }
 #if !defined(HEADRACE_HAVE_AVX512)
 const Kernels* avx512_kernels() { return nullptr; }
 #endif
+#if !defined(HEADRACE_HAVE_NEON)
+const Kernels* neon_kernels() { return nullptr; }
+#endif
 
 namespace {
+
+bool cpu_has_neon() {
+#if !defined(HEADRACE_HAVE_NEON)
+  return false;
+#elif defined(__linux__)
+  return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
+#else
+  return true;  // Apple's cores all have the dot product
+#endif
+}
 
 bool cpu_has_avx2() {
 #if defined(HEADRACE_HAVE_AVX2)
@@ -37,6 +55,7 @@ bool cpu_has_avx512() {
 
 std::vector<const Kernels*> usable_kernels() {
   std::vector<const Kernels*> usable{portable_kernels()};
+  if (cpu_has_neon()) usable.push_back(neon_kernels());
   if (cpu_has_avx2()) usable.push_back(avx2_kernels());
   if (cpu_has_avx512()) usable.push_back(avx512_kernels());
   return usable;

@@ -1,0 +1,18 @@
+#define HEADRACE_ISA neon
+#include "kernels.h"
+#include "simd_neon.h"
+#include "kernels_linear.inl"
+#include "kernels_int8.inl"
+#include "kernels_rows.inl"
+#include "kernels_attention.inl"
+
+namespace headrace {
+
+const Kernels* neon_kernels() {
+  using namespace neon;
+  static constexpr Kernels kernels{"neon",    linear,   nullptr, linear_int8, to_bf16, to_int8, weight_row,     add_row,
+                                   rms_norm, silu_mul, rope_row, attend,      merge_segments, max_row, exp_row};
+  return &kernels;
+}
+
+}  // namespace headrace
