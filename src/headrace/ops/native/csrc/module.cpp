@@ -10,6 +10,7 @@
 #include <optional>
 
 #include "isa.h"
+#include "limits.h"
 #include "program.h"
 #include "sampler.h"
 
@@ -194,6 +195,10 @@ NB_MODULE(_native, m) {
   });
   m.def("fastest_isa", [] { return std::string(find_kernels("auto").name); });
   m.def("has_bf16", [](const std::string& isa) { return find_kernels(isa).linear_bf16 != nullptr; }, "isa"_a);
+  m.def("read_limit", &read_limit, nb::call_guard<nb::gil_scoped_release>(), "pool"_a, "isa"_a, "num_bytes"_a,
+        "seconds"_a);
+  m.def("product_limit", &product_limit, nb::call_guard<nb::gil_scoped_release>(), "pool"_a, "isa"_a, "kind"_a,
+        "seconds"_a);
   m.def("philox", &philox, "seed"_a, "choice"_a, "position"_a);
   m.def("philox4x32", &philox_words, "counter"_a, "key"_a);
 
