@@ -2,6 +2,7 @@
 #   make serve    build, fetch the default model once, serve it on 127.0.0.1:8000
 #   make test     the default test run           make test-slow   the rest of it
 #   make check    format, lint, types, imports   make bench       loads against a server of its own
+#   make bench-compare    what moved since the baseline of make bench-baseline
 #   make setup    the development environment    make clean       forget what was built
 
 PYTHON ?= python3
@@ -18,7 +19,7 @@ NATIVE  := pyproject.toml CMakeLists.txt $(shell find src -path '*/csrc/*' -type
 APP := $(VENV)/.installed-app
 DEV := $(VENV)/.installed-dev
 
-.PHONY: serve setup test test-slow check format bench clean
+.PHONY: serve setup test test-slow check format bench bench-baseline bench-compare clean
 .DEFAULT_GOAL := serve
 
 serve: $(if $(wildcard $(DEV)),$(DEV),$(APP))
@@ -45,7 +46,13 @@ format: $(DEV)
 	$(BIN)/ruff format src tests
 
 bench: $(DEV)
-	$(BIN)/python -m headrace.bench --out build/bench.json $(ARGS)
+	$(BIN)/headrace bench all --out build/bench.json $(ARGS)
+
+bench-baseline: $(DEV)
+	$(BIN)/headrace bench baseline tests/bench/baseline.json $(ARGS)
+
+bench-compare: $(DEV)
+	$(BIN)/headrace bench compare tests/bench/baseline.json $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -5,14 +5,18 @@ Decides which moment is called what; refuses to know who serves.
 
 import time
 from collections.abc import AsyncIterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import aiohttp
 import msgspec
 
-from headrace.core.base.errors import HeadraceError
+from headrace.core.base.errors import ConfigError, HeadraceError
 from headrace.core.base.metrics import e2e_ns, tpot_ns, ttft_ns
 from headrace.core.base.types import Ns
+
+if TYPE_CHECKING:
+    import aiohttp
+
+REQUEST_TIMEOUT_S = 1200.0
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,7 +43,23 @@ def now() -> Ns:
     return Ns(time.perf_counter_ns())
 
 
-async def events(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
+def connect() -> "aiohttp.ClientSession":
+    """A session with a connection for each request: clients do not know each other. ConfigError
+    where the client's library is not installed.
+    """
+    try:
+        import aiohttp
+    except ImportError as error:
+        raise ConfigError(
+            f"the load client is not installed: {error}",
+            hint="pip install '.[bench]' in headrace's checkout",
+        ) from error
+    connector = aiohttp.TCPConnector(limit=0, force_close=True)
+    timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S)
+    return aiohttp.ClientSession(connector=connector, timeout=timeout)
+
+
+async def events(response: "aiohttp.ClientResponse") -> AsyncIterator[dict[str, Any]]:
     """The JSON events of a stream up to [DONE]."""
     async for line in response.content:
         if line.startswith(b"data:"):
@@ -51,7 +71,7 @@ async def events(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, An
 
 
 async def complete(
-    session: aiohttp.ClientSession,
+    session: "aiohttp.ClientSession",
     url: str,
     body: Mapping[str, Any],
 ) -> Answer:

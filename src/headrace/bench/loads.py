@@ -6,16 +6,18 @@ Decides what is offered, when, and how it is counted; refuses to know which serv
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import aiohttp
 import msgspec
 
-from headrace.bench.client import Answer, complete
+from headrace.bench.client import Answer, complete, connect
 from headrace.bench.prompts import PromptWriter
 from headrace.core.base.errors import HeadraceError
 from headrace.core.base.metrics import per_second, percentile
 from headrace.core.base.types import NS_PER_MS, NS_PER_S, Ns
+
+if TYPE_CHECKING:
+    import aiohttp
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,7 +141,7 @@ def prompts_of(load: Load, writer: PromptWriter) -> list[str]:
 async def run_load(target: Target, load: Load, prompts: Sequence[str]) -> LoadReport:
     """Offer `load` and report it. HeadraceError when the server counts other tokens than asked."""
 
-    async def ask(session: aiohttp.ClientSession, prompt: str) -> Answer:
+    async def ask(session: "aiohttp.ClientSession", prompt: str) -> Answer:
         body = {
             "model": target.model,
             "prompt": prompt,
@@ -158,10 +160,7 @@ async def run_load(target: Target, load: Load, prompts: Sequence[str]) -> LoadRe
             )
         return answer
 
-    # A connection for each request: clients do not know each other.
-    connector = aiohttp.TCPConnector(limit=0, force_close=True)
-    timeout = aiohttp.ClientTimeout(total=1200)
-    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
+    async with connect() as session:
         for prompt in prompts[: load.num_warmups]:
             await ask(session, prompt)
         measured = prompts[load.num_warmups :]

@@ -4,14 +4,21 @@ Decides which figures are shown; refuses to judge them.
 """
 
 import msgspec
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
 from headrace.bench.install import Install
+from headrace.bench.kernels import KernelReport
 from headrace.bench.loads import LoadReport
 from headrace.bench.machine import Machine
 from headrace.bench.scheduler import StepOverhead
+from headrace.bench.sides import Comparison, Side
+from headrace.bench.tables import (
+    comparison_table,
+    kernel_table,
+    limit_table,
+    load_table,
+    scheduler_table,
+)
 
 
 class Results(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -22,8 +29,11 @@ class Results(msgspec.Struct, omit_defaults=True, kw_only=True):
     ready_after_s: float | None = None  # process start to the first 200 of /ready
     peak_memory_bytes: int | None = None
     loads: list[LoadReport] = msgspec.field(default_factory=list)
+    sides: list[Side] = msgspec.field(default_factory=list)
+    comparisons: list[Comparison] = msgspec.field(default_factory=list)
     scheduler: list[StepOverhead] = msgspec.field(default_factory=list)
     install: Install | None = None
+    kernels: KernelReport | None = None
 
     def to_json(self) -> bytes:
         return msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
@@ -44,6 +54,8 @@ def show(results: Results, console: Console) -> None:
         )
     if results.loads:
         console.print(load_table(results.loads))
+    if results.comparisons:
+        console.print(comparison_table(results.sides, results.comparisons))
     if results.scheduler:
         console.print(scheduler_table(results.scheduler))
     if results.install:
@@ -53,37 +65,18 @@ def show(results: Results, console: Console) -> None:
             f"{results.install.num_distributions} distributions, of these headrace "
             f"{results.install.headrace_bytes / 2**20:.1f} MiB"
         )
+    if results.kernels:
+        show_kernels(results.kernels, console)
 
 
-def right_aligned(title: str, first: str, *others: str) -> Table:
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
-    table.add_column(first)
-    for column in others:
-        table.add_column(column, justify="right")
-    return table
-
-
-def load_table(loads: list[LoadReport]) -> Table:
-    rates = ("wall s", "out tok/s", "prefill tok/s")
-    table = right_aligned("loads", "load", *rates, "TTFT ms", "mean", "TPOT ms", "cached")
-    for report in loads:
-        table.add_row(
-            report.load,
-            f"{report.wall_s:.2f}",
-            f"{report.output_tokens_per_s:.1f}",
-            f"{report.prefill_tokens_per_s:.0f}",
-            f"{report.ttft_ms.p50:.0f}",
-            f"{report.ttft_ms.mean:.0f}",
-            f"{report.tpot_ms.p50:.2f}",
-            f"{report.num_cached_tokens / report.num_prompt_tokens:.0%}",
-        )
-    return table
-
-
-def scheduler_table(overheads: list[StepOverhead]) -> Table:
-    table = right_aligned("host time of a step", "running sequences", "p50 µs", "mean µs", "p99 µs")
-    for overhead in overheads:
-        step = overhead.step_us
-        cells = (f"{step.p50:.0f}", f"{step.mean:.0f}", f"{step.p99:.0f}")
-        table.add_row(str(overhead.num_running_seqs), *cells)
-    return table
+def show_kernels(report: KernelReport, console: Console) -> None:
+    """Print the limits of the machine and how near the kernels of a model come to them."""
+    console.print(
+        f"{report.model} ({report.weight_types}) · {report.limits.num_threads} threads · "
+        f"{report.limits.isa}"
+    )
+    console.print(limit_table(report.limits))
+    console.print(kernel_table("steps", report.steps))
+    console.print(kernel_table("single operations", report.operations))
+    for line in report.left_out:
+        console.print(f"left out: {line}")

@@ -7,6 +7,7 @@ from cyclopts import App, Parameter
 from cyclopts.exceptions import CycloptsError, UnknownCommandError, UnusedCliTokensError
 
 from headrace import __version__
+from headrace.cli.bench_app import bench
 from headrace.cli.flags import AllFlags, EngineFlags
 from headrace.cli.output import HELP_WIDTH, console
 from headrace.cli.sampling import SamplingFlags
@@ -36,6 +37,7 @@ app = App(
 )
 explain = App(name="explain", help="Say why things are as they are.")
 app.command(explain)
+app.command(bench)
 
 
 def run(tokens: Sequence[str]) -> int:

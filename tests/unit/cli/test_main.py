@@ -21,6 +21,9 @@ COMMANDS = (
     ["explain"],
     ["explain", "config"],
     ["replay"],
+    ["bench"],
+    *(["bench", part] for part in ("all", "baseline", "compare", "install")),
+    *(["bench", part] for part in ("kernels", "load", "scheduler")),
 )
 Capture = pytest.CaptureFixture[str]
 

@@ -1,0 +1,121 @@
+"""Tables of what was measured.
+
+Decides which figures are shown and how they are rounded; refuses to judge them.
+"""
+
+from collections.abc import Sequence
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from headrace.bench.baseline import Change
+from headrace.bench.kernels import Timed
+from headrace.bench.limits import Limits
+from headrace.bench.loads import LoadReport
+from headrace.bench.scheduler import StepOverhead
+from headrace.bench.sides import Comparison, Side
+
+
+def right_aligned(title: str, first: str, *others: str) -> Table:
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
+    table.add_column(first)
+    for column in others:
+        table.add_column(column, justify="right")
+    return table
+
+
+def load_table(loads: list[LoadReport]) -> Table:
+    rates = ("wall s", "out tok/s", "prefill tok/s")
+    table = right_aligned("loads", "load", *rates, "TTFT ms", "mean", "TPOT ms", "cached")
+    for report in loads:
+        table.add_row(
+            report.load,
+            f"{report.wall_s:.2f}",
+            f"{report.output_tokens_per_s:.1f}",
+            f"{report.prefill_tokens_per_s:.0f}",
+            f"{report.ttft_ms.p50:.0f}",
+            f"{report.ttft_ms.mean:.0f}",
+            f"{report.tpot_ms.p50:.2f}",
+            f"{report.num_cached_tokens / report.num_prompt_tokens:.0%}",
+        )
+    return table
+
+
+def scheduler_table(overheads: list[StepOverhead]) -> Table:
+    table = right_aligned("host time of a step", "running sequences", "p50 µs", "mean µs", "p99 µs")
+    for overhead in overheads:
+        step = overhead.step_us
+        cells = (f"{step.p50:.0f}", f"{step.mean:.0f}", f"{step.p99:.0f}")
+        table.add_row(str(overhead.num_running_seqs), *cells)
+    return table
+
+
+def comparison_table(sides: Sequence[Side], comparisons: Sequence[Comparison]) -> Table:
+    """A row for each figure of a load: medians of all servers, then ratios to the first."""
+    num_others = len(sides) - 1
+    ratios = [f"ratio {i + 2} : 1" for i in range(num_others)]
+    columns = [f"{i}: {side.url}" for i, side in enumerate(sides, 1)]
+    table = right_aligned("side by side", "load", "figure", *columns, *ratios)
+    last = ""
+    for row in comparisons:
+        spans = zip(row.ratios, row.lowest_ratios, row.highest_ratios, strict=True)
+        table.add_row(
+            "" if row.load == last else row.load,
+            row.figure,
+            *(f"{value:.2f}" for value in row.medians),
+            *(f"{mid:.2f} ({low:.2f}-{high:.2f})" for mid, low, high in list(spans)[1:]),
+        )
+        last = row.load
+    return table
+
+
+def limit_table(limits: Limits) -> Table:
+    table = right_aligned("limits of this machine", "what", "at most")
+    memory = {
+        "reading memory, all threads": limits.read_bytes_per_s,
+        "reading memory, one thread": limits.read_by_one_thread_bytes_per_s,
+    }
+    products = {
+        "float32 multiply-add": limits.f32_ops_per_s,
+        "4-bit by 8-bit products": limits.int4_ops_per_s,
+        "8-bit by 8-bit products": limits.int8_ops_per_s,
+        "bf16 products": limits.bf16_ops_per_s,
+    }
+    for what, rate in memory.items():
+        table.add_row(what, f"{rate / 1e9:.1f} GB/s")
+    for what, rate in products.items():
+        if rate:
+            table.add_row(what, f"{rate / 1e9:.0f} GOP/s")
+    return table
+
+
+def kernel_table(title: str, rows: Sequence[Timed]) -> Table:
+    columns = ("activations", "runs", "ms", "fastest", "GB/s", "GFLOP/s", "share", "bound by")
+    table = right_aligned(title, "what", *columns)
+    for row in rows:
+        has_work = row.share is not None
+        table.add_row(
+            row.name,
+            row.activations,
+            str(row.num_runs),
+            f"{row.median_ms:.3g}" if row.median_ms < 1000 else f"{row.median_ms:.0f}",
+            f"{row.fastest_ms:.3g}" if row.fastest_ms < 1000 else f"{row.fastest_ms:.0f}",
+            f"{row.gbytes_per_s:.1f}" if has_work else "",
+            f"{row.gflop_per_s:.0f}" if has_work else "",
+            f"{row.share:.0%}" if row.share is not None else "",
+            row.bound,
+        )
+    return table
+
+
+def change_table(changes: Sequence[Change]) -> Table:
+    table = right_aligned("changes", "figure", "baseline", "here", "change", "")
+    for row in changes:
+        table.add_row(
+            row.figure,
+            "" if row.before is None else f"{row.before:,.6g}",
+            "" if row.after is None else f"{row.after:,.6g}",
+            "" if row.change is None else f"{row.change:+.1%}",
+            row.verdict,
+        )
+    return table

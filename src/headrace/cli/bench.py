@@ -1,0 +1,85 @@
+"""`headrace bench`: how fast it is here, and beside others."""
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from headrace.bench.results import Results, show
+from headrace.bench.suite import (
+    LoadsAsked,
+    run_all_parts,
+    run_install_part,
+    run_kernels_part,
+    run_load_part,
+    run_scheduler_part,
+)
+from headrace.cli.bench_flags import LoadFlags, OutputFlags
+from headrace.cli.output import console, print_json, report_note
+from headrace.core.base.errors import ConfigError
+
+
+def bench_all(loads: LoadFlags, serve: str, against: Sequence[str], output: OutputFlags) -> int:
+    return _give(run_all_parts(_asked(loads), shlex.split(serve), against), output)
+
+
+def bench_load(urls: Sequence[str], loads: LoadFlags, output: OutputFlags) -> int:
+    if not urls:
+        raise ConfigError("there is no server to load", hint="--url http://127.0.0.1:8000")
+    return _give(run_load_part(_asked(loads), urls), output)
+
+
+def bench_scheduler(output: OutputFlags) -> int:
+    return _give(run_scheduler_part(), output)
+
+
+def bench_install(output: OutputFlags) -> int:
+    return _give(run_install_part(Path.cwd()), output)
+
+
+def bench_kernels(
+    model: str | None, *, threads: int, isa: str, seconds: float, output: OutputFlags
+) -> int:
+    if seconds <= 0:
+        raise ConfigError("--seconds must be positive", seconds=seconds)
+    return _give(run_kernels_part(model or "", threads=threads, isa=isa, seconds=seconds), output)
+
+
+def _asked(flags: LoadFlags) -> LoadsAsked:
+    try:
+        extra = msgspec.json.decode(flags.extra, type=dict)
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f"--extra is no JSON object: {error}") from error
+    return LoadsAsked(
+        names=flags.load,
+        model=flags.model,
+        tokenizer=Path(flags.tokenizer).expanduser() if flags.tokenizer else None,
+        seed=flags.seed,
+        extra=extra,
+        num_rounds=flags.rounds,
+    )
+
+
+def _give(results: Results, output: OutputFlags) -> int:
+    if output.json:
+        print_json(msgspec.to_builtins(results))
+    else:
+        _show(results)
+    if output.out:
+        path = Path(output.out).expanduser()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(results.to_json())
+        report_note(f"written to {path}")
+    return 0
+
+
+def _show(results: Results) -> None:
+    """On standard output; plain text has no spaces at the ends of its lines."""
+    out = console()
+    if out.is_terminal:
+        show(results, out)
+        return
+    with out.capture() as captured:
+        show(results, out)
+    print("\n".join(line.rstrip() for line in captured.get().splitlines()), flush=True)

@@ -1,0 +1,138 @@
+"""`headrace bench`: its parts, what they take, and their help."""
+
+from typing import Annotated
+
+from cyclopts import App, Parameter
+
+from headrace.cli.bench_flags import LoadFlags, OutputFlags
+
+bench = App(name="bench", help="Measure: kernels, loads, a scheduler step, an installation.")
+
+Urls = Annotated[
+    tuple[str, ...],
+    Parameter(name="--url", negative="", show_default=False, help="server; may be repeated"),
+]
+
+BASELINE = "tests/bench/baseline.json"
+BaselineFile = Annotated[str, Parameter(help="JSON file")]
+Ratios = Annotated[
+    bool, Parameter(help="measure ratios of times too, for which the machine should be quiet")
+]
+Seconds = Annotated[float, Parameter(help="time for all measurements together")]
+
+
+@bench.command
+def kernels(
+    model: Annotated[
+        str | None,
+        Parameter(help="GGUF file, folder of safetensors or hub id; none = the default model"),
+    ] = None,
+    /,
+    *,
+    threads: Annotated[int, Parameter(help="threads that compute; 0 = one for each core")] = 0,
+    isa: Annotated[str, Parameter(help="instruction set: auto, or one that doctor lists")] = "auto",
+    seconds: Seconds = 30.0,
+    output: OutputFlags | None = None,
+) -> int:
+    """Time the steps and operations of a model, beside what this machine could do at most.
+
+    The limits (reading memory, products in registers) are measured first, on the spot. A share is
+    the time that the binding limit would allow, by the time that was taken.
+    """
+    from headrace.cli.bench import bench_kernels
+
+    return bench_kernels(
+        model, threads=threads, isa=isa, seconds=seconds, output=output or OutputFlags()
+    )
+
+
+@bench.command
+def load(
+    *,
+    url: Urls = (),
+    loads: LoadFlags | None = None,
+    output: OutputFlags | None = None,
+) -> int:
+    """Offer the standard loads to a server of the OpenAI completions endpoint.
+
+    With several servers each load goes to one after the other, in several rounds, and figures are
+    compared with those of the first.
+    """
+    from headrace.cli.bench import bench_load
+
+    return bench_load(url, loads or LoadFlags(), output or OutputFlags())
+
+
+@bench.command
+def scheduler(*, output: OutputFlags | None = None) -> int:
+    """Measure the host's part of a step, without a device."""
+    from headrace.cli.bench import bench_scheduler
+
+    return bench_scheduler(output or OutputFlags())
+
+
+@bench.command
+def install(*, output: OutputFlags | None = None) -> int:
+    """Install the checkout in this folder without extras, and measure time and size."""
+    from headrace.cli.bench import bench_install
+
+    return bench_install(output or OutputFlags())
+
+
+@bench.command(name="all")
+def everything(
+    *,
+    serve: Annotated[
+        str, Parameter(help="arguments for `headrace serve`", show_default=False)
+    ] = "",
+    against: Annotated[
+        tuple[str, ...],
+        Parameter(
+            name="--against",
+            negative="",
+            show_default=False,
+            help="another server, loaded in turn; may be repeated",
+        ),
+    ] = (),
+    loads: LoadFlags | None = None,
+    output: OutputFlags | None = None,
+) -> int:
+    """Start headrace, offer every load, and measure a scheduler step."""
+    from headrace.cli.bench import bench_all
+
+    return bench_all(loads or LoadFlags(), serve, against, output or OutputFlags())
+
+
+@bench.command
+def baseline(
+    file: BaselineFile = BASELINE, /, *, ratios: Ratios = True, seconds: Seconds = 30.0
+) -> int:
+    """Count the instructions of fixed work, measure ratios, and write both to a file.
+
+    Machine instructions are counted where valgrind is installed.
+    """
+    from headrace.cli.bench_baseline import write
+
+    return write(file, with_ratios=ratios, seconds=seconds)
+
+
+@bench.command
+def compare(
+    file: BaselineFile = BASELINE,
+    /,
+    *,
+    ratios: Ratios = True,
+    seconds: Seconds = 30.0,
+    json: Annotated[
+        bool,
+        Parameter(name="--json", negative="", help="print figures as JSON", show_default=False),
+    ] = False,
+) -> int:
+    """Measure what a baseline holds and print what moved; exit code 1 if something did.
+
+    Counts may move by 5 %, ratios by 25 %. What depends on another compiler, Python or machine is
+    not compared.
+    """
+    from headrace.cli.bench_baseline import compare as command
+
+    return command(file, with_ratios=ratios, seconds=seconds, as_json=json)
