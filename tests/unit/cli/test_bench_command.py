@@ -12,6 +12,8 @@ from headrace.bench.machine import machine
 from headrace.bench.scheduler import measure
 from headrace.cli import bench_baseline
 from headrace.cli.main import main
+from support.fake_engine import byte_tokenizer, formula_model
+from support.http_server import RunningServer
 from support.tiny_model import write_tiny_model
 
 
@@ -39,6 +41,26 @@ def test_tables_are_plain_text(
     lines = capsys.readouterr().out.splitlines()
     assert any(line.split()[:1] == ["6"] for line in lines)
     assert all(line == line.rstrip() for line in lines)
+
+
+def test_loads_of_two_servers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(suite, "tokenizer_of", lambda _: byte_tokenizer())
+    with formula_model(max_model_len=4096) as one, formula_model(max_model_len=4096) as two:
+        servers = [RunningServer(one), RunningServer(two)]
+        try:
+            urls = [word for server in servers for word in ("--url", server.url)]
+            line = ["bench", "load", *urls, "--tokenizer", "any", "--load", "prefill"]
+            assert main([*line, "--rounds", "1", "--json"]) == 0
+        finally:
+            for server in servers:
+                server.stop()
+                server.join()
+    figures = json.loads(capsys.readouterr().out)
+    assert [side["url"] for side in figures["sides"]] == [server.url for server in servers]
+    assert {row["load"] for row in figures["comparisons"]} == {"prefill"}
+    assert all(len(row["medians"]) == len(row["ratios"]) == 2 for row in figures["comparisons"])
 
 
 @pytest.mark.parametrize(
