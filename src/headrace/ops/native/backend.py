@@ -3,7 +3,7 @@
 The arithmetic is fixed: each output of `linear` is one chain of fused multiply-adds over the
 inputs in order, with weights dequantised exactly as their format says, and attention walks the
 blocks of a sequence in order. So results depend neither on the rows computed together nor on
-threads or instruction set. `activations` allows two faster arithmetics, each as independent of
+threads or instruction set. `activations` allows two faster ways, each as independent of
 rows and threads:
 
 - "int8": inputs of quantised weights are rounded in blocks of 32 to 255 levels; the products of a

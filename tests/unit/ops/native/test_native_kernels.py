@@ -265,7 +265,8 @@ def test_sequences_that_share_blocks_read_them_together(
     """Some hold two whole segments in common, some one, one sequence none, and one is shorter."""
     program = attention(isa, threads)
     ends = [(600, 32), (598, 32), (540, 32), (530, 16), (515, 16), (511, 0), (300, 16), (90, 0)]
-    seqs, free = [], iter(range(64, 400))
+    seqs: list[tuple[range, int, list[int]]] = []
+    free = iter(range(64, 400))
     for end, num_shared in ends:
         table = TABLE[:num_shared] + [next(free) for _ in range(38 - num_shared)]
         written = num_shared * 16
