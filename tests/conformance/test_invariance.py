@@ -11,7 +11,7 @@ from support.ops_rig import batch_of, compile_rows, run, view_of
 
 SPEC = AttentionSpec(3, 1, 32, 32**-0.5)
 ROPE = Rope(tuple(1.0 / (i + 1) for i in range(16)), False)
-HIDDEN, WIDTH = 96, 160
+HIDDEN, WIDTH = 96, 256
 
 
 def layer(ops: Any, x: Any, w: Any) -> Any:
@@ -32,12 +32,12 @@ def program_of(backend: Any) -> Any:
     weights = {
         "norm": weight(1, HIDDEN, WeightType.F32),
         "q": weight(96, HIDDEN, WeightType.Q4_1),
-        "k": weight(32, HIDDEN, WeightType.Q8_0),
+        "k": weight(32, HIDDEN, WeightType.Q5_1),
         "v": weight(32, HIDDEN, WeightType.Q4_0),
         "o": weight(HIDDEN, 96, WeightType.BF16),
         "gate": weight(WIDTH, HIDDEN, WeightType.Q4_1),
         "up": weight(WIDTH, HIDDEN, WeightType.F16),
-        "down": weight(HIDDEN, WIDTH, WeightType.Q4_0),
+        "down": weight(HIDDEN, WIDTH, WeightType.Q6_K),
         "head": weight(501, HIDDEN, WeightType.Q8_0),
     }
     rows = rng.standard_normal((80, HIDDEN)).astype(np.float32)

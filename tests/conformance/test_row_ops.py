@@ -18,6 +18,7 @@ from support.ops_rig import (
     run,
     values_of,
     view_of,
+    whole_blocks,
 )
 
 RNG = np.random.default_rng(7)
@@ -42,7 +43,7 @@ def spread(x: Any, weight: Any) -> Any:
 
 @pytest.mark.parametrize("type", list(WeightType))
 def test_stored_weights_mean_what_the_gguf_package_says(type: WeightType) -> None:
-    view = noise_of(type, 50, 96, RNG)
+    view = noise_of(type, 50, whole_blocks(type, 96), RNG)
     dtype = {WeightType.F32: np.float32, WeightType.F16: np.float16}.get(type, np.uint8)
     stored = np.frombuffer(view.data, dtype).reshape(view.rows, -1)
     theirs = gguf.quants.dequantize(stored, GGUF_TYPES[type])
@@ -52,7 +53,7 @@ def test_stored_weights_mean_what_the_gguf_package_says(type: WeightType) -> Non
 @pytest.mark.parametrize("type", list(WeightType))
 @pytest.mark.parametrize("rows", [1, 15, 16, 49])
 def test_embed_is_exact(backend: Any, type: WeightType, rows: int) -> None:
-    cols = 96 if BLOCKS[type].num_values > 1 else 37
+    cols = 37 if BLOCKS[type].num_values == 1 else whole_blocks(type, 96)
     for table in (noise_of(type, rows, cols, RNG), view_of(normal(rows, cols), type)):
         handle = backend.load_weight(table)
         program = backend.compile(
@@ -73,6 +74,8 @@ def test_embed_is_exact(backend: Any, type: WeightType, rows: int) -> None:
         (WeightType.Q8_0, 2, 64, 4 * 34 + 1),
         (WeightType.Q4_0, 2, 64, 4 * 18 - 18),
         (WeightType.Q4_1, 3, 40, 60),
+        (WeightType.Q4_K, 2, 256, 2 * 144 - 1),
+        (WeightType.Q6_K, 4, 64, 210),
     ],
 )
 def test_weights_of_a_wrong_size_are_refused(
@@ -113,6 +116,7 @@ def test_rms_norm_of_zeros_is_zero(backend: Any) -> None:
 @pytest.mark.parametrize("type", list(WeightType))
 @pytest.mark.parametrize(("outputs", "inputs"), [(1, 32), (15, 96), (49, 64), (130, 320)])
 def test_linear(backend: Any, type: WeightType, outputs: int, inputs: int) -> None:
+    inputs = whole_blocks(type, inputs)
     for weight in (noise_of(type, outputs, inputs, RNG), view_of(normal(outputs, inputs), type)):
         exact_weight = values_of(weight)
         if np.abs(exact_weight).max() > 1e30:
@@ -136,7 +140,8 @@ def test_linear_of_odd_sizes(backend: Any, type: WeightType, outputs: int, input
 
 @pytest.mark.parametrize("type", list(WeightType))
 def test_every_number_of_rows(backend: Any, type: WeightType) -> None:
-    x, weight = normal(70, 96), view_of(normal(50, 96), type)
+    inputs = whole_blocks(type, 96)
+    x, weight = normal(70, inputs), view_of(normal(50, inputs), type)
     exact, bound = x.astype(float) @ values_of(weight).T, spread(x, values_of(weight))
     program = compile_rows(backend, matmul, x, {"w": weight})
     outs = [run(program, batch_of((range(n), 0, range(5)))) for n in range(1, 71)]
@@ -175,9 +180,13 @@ def test_linear_of_extreme_values(backend: Any, value: float) -> None:
 
 
 def test_linear_takes_a_bias_of_any_type(backend: Any) -> None:
-    x, weight = normal(3, 32), view_of(normal(64, 32))
     for type in WeightType:
-        bias = view_of(normal(1, 64), type)
+        outputs = whole_blocks(type, 64)
+        x, weight, bias = (
+            normal(3, 32),
+            view_of(normal(outputs, 32)),
+            view_of(normal(1, outputs), type),
+        )
         out = apply(
             backend,
             lambda ops, x, w: ops.linear(x, (w["w"],), (w["bias"],)),

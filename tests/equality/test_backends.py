@@ -24,13 +24,14 @@ from headrace.core.base.sampling import SamplingParams
 from headrace.core.base.types import BlockId, SeqId, StepId
 from headrace.models.load import load_model
 from headrace.ops.torch.backend import TorchBackend
-from support.model_files import F16, F32, Q4_0, Q4_1, Q8_0
+from support.model_files import F16, F32, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0
 from support.tiny_model import BF16, VOCAB, write_tiny_folder, write_tiny_model
 
 native = pytest.importorskip("headrace.ops.native._native")
 
 FILES = {
-    "mixed": None, "f32": F32, "f16": F16, "bf16": BF16, "q4_0": Q4_0, "q4_1": Q4_1, "q8_0": Q8_0,
+    "mixed": None, "f32": F32, "f16": F16, "bf16": BF16, "q4_0": Q4_0, "q4_1": Q4_1,
+    "q5_0": Q5_0, "q5_1": Q5_1, "q8_0": Q8_0, "q4_k": Q4_K, "q5_k": Q5_K, "q6_k": Q6_K,
 }  # fmt: skip
 
 

@@ -13,6 +13,8 @@ from headrace.core.base.errors import ConfigError
 from headrace.models.load import load_model
 from support.model_files import (
     FOLDER_SHAPES,
+    HIDDEN,
+    Q5_0,
     RecordingBackend,
     folder_tensors,
     gguf_bytes,
@@ -28,7 +30,8 @@ from support.model_files import (
 # Far above what the tiny model takes, far below what a damaged length could ask for.
 MEMORY_BYTES = 64 << 20
 
-GGUF = gguf_bytes(llama_metadata(), gguf_tensors())
+QUANTISED = {"blk.0.attn_q.weight": (Q5_0, [HIDDEN, HIDDEN], bytes(HIDDEN * HIDDEN // 32 * 22))}
+GGUF = gguf_bytes(llama_metadata(), gguf_tensors() | QUANTISED)
 SHARD = shard_bytes(folder_tensors())
 CONFIG, TOKENIZER = llama_config(), tokenizer_json()
 

@@ -12,7 +12,8 @@ Tensors = Mapping[
     str, tuple[int, Sequence[int], bytes]
 ]  # name -> (GGUF type, row-major shape, data)
 
-F32, F16, Q4_0, Q4_1, Q8_0, Q4_K = 0, 1, 2, 3, 8, 12
+F32, F16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 = 0, 1, 2, 3, 6, 7, 8
+Q2_K, Q4_K, Q5_K, Q6_K = 10, 12, 13, 14
 
 
 def gguf_string(text: str | bytes) -> bytes:

@@ -17,6 +17,7 @@ from headrace.ops.interface import (
     TensorView,
     WeightType,
 )
+from support import k_quants
 
 Array = NDArray[np.float32]
 Body = Callable[[Any, Any, Mapping[str, Any]], Any]  # (ops, input rows, weight handles) -> rows
@@ -39,12 +40,24 @@ BLOCKS = {
     WeightType.BF16: Block(1, 2, ((np.uint16, 0x7F80, 0, 2),)),
     WeightType.Q4_0: Block(32, 18, ((*_HALF, 0, 2),)),
     WeightType.Q4_1: Block(32, 20, ((*_HALF, 0, 2), (*_HALF, 2, 4))),
+    WeightType.Q5_0: Block(32, 22, ((*_HALF, 0, 2),)),
+    WeightType.Q5_1: Block(32, 24, ((*_HALF, 0, 2), (*_HALF, 2, 4))),
     WeightType.Q8_0: Block(32, 34, ((*_HALF, 0, 2),)),
+    WeightType.Q4_K: Block(256, 144, ((*_HALF, 0, 2), (*_HALF, 2, 4))),
+    WeightType.Q5_K: Block(256, 176, ((*_HALF, 0, 2), (*_HALF, 2, 4))),
+    WeightType.Q6_K: Block(256, 210, ((*_HALF, 208, 210),)),
 }
 
 
+def whole_blocks(type: WeightType, cols: int) -> int:
+    """`cols`, raised to what rows of the type can have."""
+    return -(-cols // BLOCKS[type].num_values) * BLOCKS[type].num_values
+
+
 def view_of(values: Array, type: WeightType = WeightType.F32) -> TensorView:
-    """`values` [rows, cols] as a file would hold them in `type` (quantised by the gguf package)."""
+    """`values` [rows, cols] as a file would hold them in `type` (quantised by the gguf package, or
+    in K types, which it cannot write, by `k_quants`).
+    """
     rows, cols = values.shape
     match type:
         case WeightType.F32:
@@ -53,6 +66,8 @@ def view_of(values: Array, type: WeightType = WeightType.F32) -> TensorView:
             data = values.astype(np.float16).tobytes()
         case WeightType.BF16:
             data = (to_bf16(values).view(np.uint32) >> 16).astype(np.uint16).tobytes()
+        case WeightType.Q4_K | WeightType.Q5_K | WeightType.Q6_K:
+            data = k_quants.quantise(values, type).tobytes()
         case _:
             data = gguf.quants.quantize(values.astype(np.float32), GGUF_TYPES[type]).tobytes()
     return TensorView("weight", type, rows, cols, memoryview(data))
@@ -79,6 +94,10 @@ def values_of(view: TensorView) -> NDArray[np.float64]:
     def nibbles(first: int) -> NDArray[np.float64]:
         return np.hstack([blocks[:, first:] % 16, blocks[:, first:] // 16]).astype(float)
 
+    def fifths(first: int) -> NDArray[np.float64]:
+        bits = np.unpackbits(blocks[:, first : first + 4], axis=-1, bitorder="little")
+        return 16 * bits.astype(float)
+
     match view.type:
         case WeightType.F32:
             values = blocks.view(np.float32).astype(float)
@@ -90,6 +109,12 @@ def values_of(view: TensorView) -> NDArray[np.float64]:
             values = half(0) * (nibbles(2) - 8)
         case WeightType.Q4_1:
             values = half(0) * nibbles(4) + half(2)
+        case WeightType.Q5_0:
+            values = half(0) * (nibbles(6) + fifths(2) - 16)
+        case WeightType.Q5_1:
+            values = half(0) * (nibbles(8) + fifths(4)) + half(2)
+        case WeightType.Q4_K | WeightType.Q5_K | WeightType.Q6_K:
+            values = k_quants.values_of(blocks, view.type)
         case WeightType.Q8_0:
             values = half(0) * blocks[:, 2:].astype(np.int8).astype(float)
     return values.reshape(view.rows, view.cols)

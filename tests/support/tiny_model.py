@@ -13,6 +13,11 @@ from support.model_files import (
     F32,
     Q4_0,
     Q4_1,
+    Q4_K,
+    Q5_0,
+    Q5_1,
+    Q5_K,
+    Q6_K,
     Q8_0,
     byte_vocabulary,
     gguf_bytes,
@@ -39,26 +44,34 @@ MATRICES = (
     ("down", Q8_0, [HIDDEN, MLP]),
 )
 
+_K_TYPES = (Q4_K, Q5_K, Q6_K)
+# Types in blocks of 32: how many integers there are, and whether blocks have a minimum.
+_BLOCKS = {
+    Q4_0: (16, False), Q4_1: (16, True), Q5_0: (32, False), Q5_1: (32, True), Q8_0: (256, False),
+}  # fmt: skip
+
 Tensor = tuple[int, Sequence[int], bytes]  # GGUF type, row-major shape, data
 
 
 def write_tiny_model(path: Path, *, seed: int = 0, matrices: int | None = None) -> Path:
-    """A GGUF file, whose matrices are of several types or all of the GGUF type `matrices`.
+    """A GGUF file, whose matrices are of several types or all of the GGUF type `matrices`. In K
+    types, rows are of the least width that they can have.
 
     Its text is noise, but as sensitive to every input as a real model's.
     """
+    scale = 4 if matrices in _K_TYPES else 1
     metadata = llama_metadata(
         llama__block_count=LAYERS,
         llama__context_length=CONTEXT,
-        llama__embedding_length=HIDDEN,
-        llama__feed_forward_length=MLP,
+        llama__embedding_length=scale * HIDDEN,
+        llama__feed_forward_length=scale * MLP,
         llama__attention__head_count=HEADS,
         llama__attention__head_count_kv=KV_HEADS,
     )
     tensors = {
         (GGUF_NAMES.layer.format(layer) if layer >= 0 else "") + f"{getattr(GGUF_NAMES, name)}"
         ".weight": tensor
-        for layer, name, tensor in _tensors(Random(seed), matrices)
+        for layer, name, tensor in _tensors(Random(seed), matrices, scale=scale)
     }
     path.write_bytes(gguf_bytes(metadata, tensors))
     return path
@@ -87,20 +100,21 @@ def write_tiny_folder(folder: Path, *, seed: int = 0) -> Path:
 
 
 def _tensors(
-    rng: Random, matrices: int | None, vectors: int = F32
+    rng: Random, matrices: int | None, vectors: int = F32, scale: int = 1
 ) -> Iterator[tuple[int, str, Tensor]]:
-    """(layer or -1, field of LlamaNames, tensor)."""
+    """(layer or -1, field of LlamaNames, tensor), `scale` times as wide as the constants say."""
+    hidden = scale * HIDDEN
 
     def norm() -> Tensor:
-        return _random(rng, vectors, [HIDDEN], 0.1, around=1.0)
+        return _random(rng, vectors, [hidden], 0.1, around=1.0)
 
-    yield -1, "embedding", _random(rng, Q8_0 if matrices is None else matrices, [VOCAB, HIDDEN], 1)
+    yield -1, "embedding", _random(rng, Q8_0 if matrices is None else matrices, [VOCAB, hidden], 1)
     yield -1, "norm", norm()
     for layer in range(LAYERS):
-        for name, kind, shape in MATRICES:
-            scale = 2.0 / shape[1] ** 0.5
+        for name, kind, sizes in MATRICES:
+            shape = [scale * size for size in sizes]
             kind = kind if matrices is None else matrices
-            yield layer, name, _random(rng, kind, shape, scale)
+            yield layer, name, _random(rng, kind, shape, 2.0 / shape[1] ** 0.5)
         yield layer, "attention_norm", norm()
         yield layer, "mlp_norm", norm()
 
@@ -109,8 +123,11 @@ def _random(
     rng: Random, kind: int, shape: Sequence[int], scale: float, *, around: float = 0.0
 ) -> Tensor:
     count = prod(shape)
-    if kind in (Q8_0, Q4_0, Q4_1):
+    if kind in _BLOCKS:
         blocks = (_random_block(rng, kind, scale) for _ in range(count // 32))
+        return kind, shape, b"".join(blocks)
+    if kind in _K_TYPES:
+        blocks = (_random_k_block(rng, kind, scale) for _ in range(count // 256))
         return kind, shape, b"".join(blocks)
     values = [around + scale * rng.gauss(0.0, 1.0) for _ in range(count)]
     if kind == F16:
@@ -122,10 +139,31 @@ def _random(
 
 
 def _random_block(rng: Random, kind: int, scale: float) -> bytes:
-    """32 values of about the same spread in each type: a scale, for Q4_1 a minimum, integers."""
+    """32 values of about the same spread in each type: a scale, in some a minimum, integers."""
     if kind == Q8_0:
         ints = (rng.randrange(-127, 128) for _ in range(32))
         return struct.pack("<e32b", 4.0 * scale / 127, *ints)
-    step = scale * rng.uniform(0.4, 0.6)
-    floats = struct.pack("<e", step) if kind == Q4_0 else struct.pack("<ee", step, -7.5 * step)
-    return floats + rng.randbytes(16)
+    levels, has_min = _BLOCKS[kind]
+    step = scale * rng.uniform(6.4, 9.6) / levels
+    floats = (
+        struct.pack("<ee", step, -(levels - 1) / 2 * step) if has_min else struct.pack("<e", step)
+    )
+    return floats + rng.randbytes(16 if levels == 16 else 20)
+
+
+def _random_k_block(rng: Random, kind: int, scale: float) -> bytes:
+    """256 values of about that spread: integers, and factors of scales and minima."""
+    if kind == Q6_K:
+        factors = (rng.choice((-1, 1)) * rng.randrange(64, 97) for _ in range(16))
+        step = scale * 8.0 / 64 / 80
+        return rng.randbytes(192) + struct.pack("<16be", *factors, step)
+    levels = 16 if kind == Q4_K else 32
+    step = scale * 8.0 / levels / 40
+    # Of eight scales and eight minima, those of the first four have factors of 36 to 43; the others
+    # get the same upper bits, and any lower ones: 32 to 47.
+    first = bytes(0b10_100100 | rng.randrange(8) for _ in range(8))
+    return (
+        struct.pack("<ee", step, (levels - 1) / 2 * step)
+        + first
+        + rng.randbytes(4 + (levels == 32) * 32 + 128)
+    )

@@ -23,16 +23,20 @@ TENSOR_TYPES: dict[int, tuple[str, int, int]] = {
     1: ("f16", 1, 2),
     2: ("q4_0", 32, 18),
     3: ("q4_1", 32, 20),
+    6: ("q5_0", 32, 22),
+    7: ("q5_1", 32, 24),
     8: ("q8_0", 32, 34),
+    12: ("q4_k", 256, 144),
+    13: ("q5_k", 256, 176),
+    14: ("q6_k", 256, 210),
     30: ("bf16", 1, 2),
 } | {
     id_: (name, 1, 0)
     for id_, name in {
-        6: "q5_0", 7: "q5_1", 9: "q8_1", 10: "q2_k", 11: "q3_k", 12: "q4_k", 13: "q5_k",
-        14: "q6_k", 15: "q8_k", 16: "iq2_xxs", 17: "iq2_xs", 18: "iq3_xxs", 19: "iq1_s",
-        20: "iq4_nl", 21: "iq3_s", 22: "iq2_s", 23: "iq4_xs", 24: "i8", 25: "i16", 26: "i32",
-        27: "i64", 28: "f64", 29: "iq1_m", 34: "tq1_0", 35: "tq2_0", 39: "mxfp4", 40: "nvfp4",
-        41: "q1_0",
+        9: "q8_1", 10: "q2_k", 11: "q3_k", 15: "q8_k", 16: "iq2_xxs", 17: "iq2_xs",
+        18: "iq3_xxs", 19: "iq1_s", 20: "iq4_nl", 21: "iq3_s", 22: "iq2_s", 23: "iq4_xs",
+        24: "i8", 25: "i16", 26: "i32", 27: "i64", 28: "f64", 29: "iq1_m", 34: "tq1_0",
+        35: "tq2_0", 39: "mxfp4", 40: "nvfp4", 41: "q1_0",
     }.items()
 }  # fmt: skip
 
@@ -218,8 +222,9 @@ def _tensor_entry(cursor: _Cursor) -> tuple[Extent, str, tuple[int, ...]]:
     type_id, start = cursor.scalar("I"), cursor.scalar("Q")
     type_, block_size, block_bytes = TENSOR_TYPES.get(type_id, (f"type {type_id}", 1, 0))
     if shape[-1] % block_size or 0 in shape:
+        blocks = f": its rows are blocks of {block_size} values" if block_size > 1 else ""
         raise ConfigError(
-            f"{cursor.path}: tensor {name} of type {type_} cannot have shape {list(shape)}"
+            f"{cursor.path}: tensor {name} of type {type_} cannot have shape {list(shape)}{blocks}"
         )
     num_bytes = shape[-1] // block_size * block_bytes
     for size in shape[:-1]:

@@ -33,14 +33,19 @@ class WeightType(StrEnum):
     BF16 = "bf16"
     Q4_0 = "q4_0"
     Q4_1 = "q4_1"
+    Q5_0 = "q5_0"
+    Q5_1 = "q5_1"
     Q8_0 = "q8_0"
+    Q4_K = "q4_k"
+    Q5_K = "q5_k"
+    Q6_K = "q6_k"
 
 
 class TensorView(msgspec.Struct, frozen=True):
     """A weight as it lies in a memory-mapped file: row-major [rows, cols]; a vector is [1, cols].
 
     `linear` computes x @ weight.T, so rows are outputs and cols are inputs. Quantised rows consist
-    of 32-value blocks along cols, so cols is a multiple of 32 there.
+    of blocks along cols, of 32 values, or of 256 in the K types, so cols is a multiple of that.
     """
 
     name: str

@@ -8,7 +8,7 @@ import pytest
 
 from headrace.core.base.errors import ConfigError
 from headrace.models.gguf import GgufFile
-from support.model_files import F32, Q4_1, Q4_K, Q8_0, gguf_bytes, gguf_string, write, zeros
+from support.model_files import F32, Q2_K, Q4_1, Q6_K, Q8_0, gguf_bytes, gguf_string, write, zeros
 
 METADATA: dict[str, object] = {
     "general.architecture": "llama",
@@ -50,8 +50,10 @@ def test_reads_metadata_and_tensors(tmp_path: Path, version: int) -> None:
 
 def test_quantised_tensors_have_the_bytes_of_their_blocks(tmp_path: Path) -> None:
     tensors = {"q4": (Q4_1, [3, 64], bytes(3 * 2 * 20)), "q8": (Q8_0, [2, 32], bytes(2 * 34))}
+    tensors |= {"q6": (Q6_K, [3, 512], bytes(3 * 2 * 210))}
     file = read(tmp_path, gguf_bytes({}, tensors))
-    assert {name: t.data.nbytes for name, t in file.tensors.items()} == {"q4": 120, "q8": 68}
+    sizes = {name: t.data.nbytes for name, t in file.tensors.items()}
+    assert sizes == {"q4": 120, "q8": 68, "q6": 1260}
 
 
 def test_alignment_is_the_files_own(tmp_path: Path) -> None:
@@ -62,8 +64,8 @@ def test_alignment_is_the_files_own(tmp_path: Path) -> None:
 
 
 def test_a_type_known_by_name_only_is_named(tmp_path: Path) -> None:
-    file = read(tmp_path, gguf_bytes({}, {"t": (Q4_K, [1, 256], bytes(144))}))
-    assert file.tensors["t"].type == "q4_k"
+    file = read(tmp_path, gguf_bytes({}, {"t": (Q2_K, [1, 256], bytes(84))}))
+    assert file.tensors["t"].type == "q2_k"
 
 
 def test_nested_arrays_are_passed_over(tmp_path: Path) -> None:
@@ -151,6 +153,7 @@ def entry(name: str, dims: list[int], type_: int, start: int) -> bytes:
         ([entry("t", [1 << 40, 1 << 40], F32, 0)], "truncated: tensor t"),
         ([entry("t", [4], F32, (1 << 64) - 8)], "truncated: tensor t"),
         ([entry("t", [31], Q8_0, 0)], "type q8_0 cannot have shape [31]"),
+        ([entry("t", [576], Q6_K, 0)], "shape [576]: its rows are blocks of 256 values"),
         ([entry("t", [4, 0], F32, 0)], "cannot have shape [0, 4]"),
         ([entry("t", [1] * 5, F32, 0)], "5 dimensions"),
         ([entry("t", [4], F32, 0), entry("u", [4], F32, 8)], "tensors t and u overlap"),

@@ -16,7 +16,7 @@ from support.model_files import (
     HIDDEN,
     KINDS,
     LAYERS,
-    Q4_K,
+    Q2_K,
     TOKENS,
     VOCAB,
     RecordingBackend,
@@ -252,9 +252,9 @@ def test_refuses_other_architectures(tmp_path: Path) -> None:
 
 
 def test_refuses_unsupported_types_by_tensor(tmp_path: Path) -> None:
-    tensors = gguf_tensors() | {"blk.1.attn_k.weight": (Q4_K, [16, HIDDEN], bytes(4096))}
+    tensors = gguf_tensors() | {"blk.1.attn_k.weight": (Q2_K, [16, HIDDEN], bytes(4096))}
     message = gguf_fault(tmp_path, None, tensors)
-    assert "tensor blk.1.attn_k.weight has type q4_k; supported are f32, f16, bf16" in message
+    assert "tensor blk.1.attn_k.weight has type q2_k; supported are f32, f16, bf16" in message
 
 
 def test_refuses_missing_extra_and_misshapen_tensors(tmp_path: Path) -> None:

@@ -48,6 +48,19 @@ def test_weights_keep_their_own_type_in_memory() -> None:
     assert backend.weight_bytes() == 64 * 320 // 32 * 20 + 16 * 8 * 2
 
 
+@pytest.mark.parametrize("type", list(WeightType))
+def test_weights_take_about_the_bytes_of_their_file(type: WeightType) -> None:
+    backend, view = NativeBackend(1), view_of(np.ones((64, 512), np.float32), type)
+    backend.load_weight(view)
+    assert len(view.data) <= backend.weight_bytes() <= 1.03 * len(view.data)
+
+
+def test_a_width_that_is_no_multiple_of_a_block_is_named() -> None:
+    view = TensorView("w", WeightType.Q4_K, 1, 576, memoryview(bytes(2 * 144)))
+    with pytest.raises(DeviceError, match="blocks of 256 needs a multiple of 256 columns, got 576"):
+        NativeBackend(1).load_weight(view)
+
+
 def test_a_weight_need_not_outlive_its_loading() -> None:
     backend = NativeBackend(1)
     data = bytearray(view_of(ROWS).data)
@@ -64,6 +77,7 @@ def test_a_weight_need_not_outlive_its_loading() -> None:
         (8, 16, WeightType.F32, 8 * 16 * 4 + 1),
         (8, 16, WeightType.F16, 8 * 16 * 4),
         (8, 33, WeightType.Q8_0, 8 * 34),
+        (8, 576, WeightType.Q5_K, 8 * 2 * 176),
         (0, 16, WeightType.F32, 0),
     ],
 )

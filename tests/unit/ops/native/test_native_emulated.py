@@ -11,7 +11,11 @@ import pytest
 from headrace.ops.native import _native
 
 ROOT = Path(__file__).parents[4]
-SUITES = ["tests/unit/ops/native/test_native_kernels.py", "tests/conformance/test_invariance.py"]
+SUITES = [
+    "tests/unit/ops/native/test_native_kernels.py",
+    "tests/unit/ops/native/test_native_rounding.py",
+    "tests/conformance/test_invariance.py",
+]
 SIMDE = Path("/usr/include/simde/x86/avx512.h")
 
 # Puts the emulating extension where the backend looks for its own.

@@ -5,20 +5,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.ops.interface import AttentionSpec, KvLayout, Rope, TensorView, WeightType
+from headrace.ops.interface import AttentionSpec, KvLayout, Rope, WeightType
 from headrace.ops.native import _native
 from headrace.ops.native.backend import NativeBackend
 from support.ops_rig import (
-    BLOCKS,
     apply,
     attended,
     batch_of,
     compile_rows,
     noise_of,
     run,
-    to_bf16,
     values_of,
     view_of,
+    whole_blocks,
 )
 
 ISAS = _native.usable_isas()
@@ -45,16 +44,16 @@ def noise(type: WeightType, rows: int, cols: int) -> Any:
 @pytest.mark.parametrize("type", list(WeightType))
 @pytest.mark.parametrize("inputs", [32, 288, 544])
 def test_linear_on_every_instruction_set(type: WeightType, inputs: int) -> None:
-    x = normal(40, inputs)
-    weight = noise(type, 37, inputs)
+    inputs = whole_blocks(type, inputs)
+    x, weight = normal(40, inputs), noise(type, 37, inputs)
     with np.errstate(all="ignore"):
         assert len({linear(backend_of(isa), x, weight).tobytes() for isa in ISAS}) == 1
 
 
 @pytest.mark.parametrize("type", list(WeightType))
 def test_a_row_alone_and_among_any_number(type: WeightType) -> None:
-    x = normal(40, 288)
-    weight = view_of(normal(37, 288, seed=1), type)
+    inputs = whole_blocks(type, 288)
+    x, weight = normal(40, inputs), view_of(normal(37, inputs, seed=1), type)
     together = linear(backend_of(), x, weight)
     for count in range(1, 40):
         assert (linear(backend_of(), x[:count], weight) == together[:count]).all(), count
@@ -86,114 +85,6 @@ def test_more_threads_change_nothing(isa: str) -> None:
     x, weight = normal(23, 320), view_of(normal(700, 320, seed=1), WeightType.Q4_1)
     results = {linear(backend_of(isa, threads), x, weight).tobytes() for threads in (1, 2, 5)}
     assert len(results) == 1
-
-
-QUANTISED = [WeightType.Q4_0, WeightType.Q4_1, WeightType.Q8_0]
-
-
-def int8_backend(isa: str = "auto", threads: int = 1) -> NativeBackend:
-    return NativeBackend(threads=threads, isa=isa, activations="int8")
-
-
-def to_int8(x: Any) -> Any:
-    """Rows in blocks of 32, each rounded to 255 levels of its own: (levels, scales)."""
-    blocks = x.reshape(len(x), -1, 32)
-    greatest = np.abs(blocks).max(-1, keepdims=True)
-    factor = (np.float32(127) / np.where(greatest > 0, greatest, 1)).astype(np.float32)
-    levels = np.rint(blocks.astype(np.float64) * factor)
-    return levels, greatest / np.float32(127)
-
-
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("type", QUANTISED)
-@pytest.mark.parametrize("inputs", [32, 96, 544])
-def test_int8_activations(isa: str, type: WeightType, inputs: int) -> None:
-    x = normal(31, inputs) * np.exp(normal(1, inputs, seed=3))
-    weight = noise(type, 37, inputs)
-    levels, scales = to_int8(x)
-    exact = (levels * scales.astype(np.float64)).reshape(x.shape) @ values_of(weight).T
-    tolerance = 2e-6 * np.abs(x).astype(np.float64) @ np.abs(values_of(weight)).T
-    out = linear(int8_backend(isa), x, weight)
-    assert (np.abs(out - exact) <= tolerance + 1e-30).all()
-
-
-@pytest.mark.parametrize("type", QUANTISED)
-def test_int8_activations_are_near_the_exact_ones(type: WeightType) -> None:
-    x, weight = normal(31, 576), view_of(normal(64, 576, seed=1), type)
-    exact = linear(backend_of(), x, weight)
-    error = linear(int8_backend(), x, weight) - exact
-    assert 0 < np.sqrt((error**2).mean()) < 0.007 * exact.std()
-
-
-@pytest.mark.parametrize("type", QUANTISED)
-def test_int8_bits_do_not_depend_on_rows_threads_or_instruction_set(type: WeightType) -> None:
-    x, weight = normal(40, 288), noise(type, 200, 288)
-    together = linear(int8_backend(), x, weight)
-    for count in range(1, 40):
-        assert (linear(int8_backend(), x[:count], weight) == together[:count]).all(), count
-    results = {linear(int8_backend(isa, n), x, weight).tobytes() for isa in ISAS for n in (1, 2, 5)}
-    assert results == {together.tobytes()}
-
-
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("type", QUANTISED)
-def test_int8_at_the_ends_of_its_range(isa: str, type: WeightType) -> None:
-    """The greatest products that there are, in every lane, and blocks of nothing."""
-    x = np.ones((6, 96), np.float32)
-    x[1], x[2], x[3, 40:70], x[4] = -1, 1e-38, 0, 3e38
-    raw = np.full((16 * 3, BLOCKS[type].num_bytes), 0xFF, np.uint8)
-    if type is WeightType.Q8_0:
-        raw[:] = 0x80  # -128, which no quantiser writes
-    for first in (0, 2) if type is WeightType.Q4_1 else (0,):
-        raw[:, first : first + 2] = np.array([1.0], np.float16).view(np.uint8)
-    weight = TensorView("w", type, 16, 96, memoryview(raw.tobytes()))
-    out = linear(int8_backend(isa), x, weight)
-    exact = x.astype(np.float64) @ values_of(weight).T
-    exact[2] = 0.0  # too small to have a scale
-    with np.errstate(over="ignore"):
-        np.testing.assert_allclose(out, exact.astype(np.float32), rtol=1e-6)
-
-
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("broken", [np.inf, -np.inf, np.nan])
-def test_int8_hides_nothing_that_is_no_number(isa: str, broken: float) -> None:
-    x, weight = normal(3, 96), view_of(normal(16, 96, seed=1), WeightType.Q4_1)
-    x[1, 50] = broken
-    with np.errstate(all="ignore"):
-        out = linear(int8_backend(isa), x, weight)
-    assert np.isnan(out[1]).all()
-    assert np.isfinite(out[[0, 2]]).all()
-
-
-@pytest.mark.parametrize("type", [WeightType.F32, WeightType.F16])
-def test_int8_is_for_quantised_weights(type: WeightType) -> None:
-    x, weight = normal(3, 96), view_of(normal(16, 96, seed=1), type)
-    assert (linear(int8_backend(), x, weight) == linear(backend_of(), x, weight)).all()
-
-
-def test_weights_of_several_types_in_one_operation() -> None:
-    x = normal(5, 64)
-    views = {type.value: view_of(normal(19, 64, seed=1), type) for type in WeightType}
-    together = apply(
-        int8_backend(), lambda ops, x, w: ops.linear(x, tuple(w[name] for name in views)), x, views
-    )
-    apart = [linear(int8_backend(), x, view) for view in views.values()]
-    assert (together == np.hstack(apart)).all()
-
-
-BF16_ISAS = [isa for isa in ISAS if _native.has_bf16(isa)]
-
-
-@pytest.mark.parametrize("isa", BF16_ISAS)
-@pytest.mark.parametrize("inputs", [32, 33, 301])
-def test_bf16_activations(isa: str, inputs: int) -> None:
-    x, weight = normal(31, inputs), view_of(normal(37, inputs, seed=1), WeightType.BF16)
-    backend = NativeBackend(threads=2, isa=isa, activations="bf16")
-    out = linear(backend, x, weight)
-    exact = to_bf16(x).astype(np.float64) @ values_of(weight).T
-    np.testing.assert_allclose(out, exact, rtol=0, atol=1e-3)
-    for count in range(1, 31):
-        assert (linear(backend, x[:count], weight) == out[:count]).all(), count
 
 
 # ---- attention over more than one segment of 256 tokens

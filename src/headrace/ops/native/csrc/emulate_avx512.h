@@ -22,9 +22,11 @@ static inline __m128i headrace_half(__m256i x, int half) {
 #undef _mm512_cvtepi8_epi32
 #undef _mm512_cvtepu16_epi32
 #undef _mm512_cvtph_ps
+#undef _mm512_srai_epi32
 #define _mm512_cvtepi32_ps(a) ((__m512)__builtin_convertvector((__v16si)(a), __v16sf))
 #define _mm512_cvtepi8_epi32(a) \
   headrace_join(_mm256_cvtepi8_epi32(a), _mm256_cvtepi8_epi32(_mm_unpackhi_epi64(a, a)))
 #define _mm512_cvtepu16_epi32(a) \
   headrace_join(_mm256_cvtepu16_epi32(headrace_half(a, 0)), _mm256_cvtepu16_epi32(headrace_half(a, 1)))
 #define _mm512_cvtph_ps(a) headrace_join(_mm256_cvtph_ps(headrace_half(a, 0)), _mm256_cvtph_ps(headrace_half(a, 1)))
+#define _mm512_srai_epi32(a, n) ((__m512i)((__v16si)(a) >> (n)))

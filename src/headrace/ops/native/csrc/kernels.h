@@ -23,27 +23,67 @@ inline constexpr int kSoftmaxTokens = 64;
 // (query, head) rows that share one walk over the keys.
 inline constexpr int kAttentionRows = 48;
 
-enum class WeightType : uint8_t { f32, f16, bf16, q4_0, q4_1, q8_0 };
+// Types from q4_0 on are quantised in blocks.
+enum class WeightType : uint8_t { f32, f16, bf16, q4_0, q4_1, q5_0, q5_1, q8_0, q4_k, q5_k, q6_k };
+
+constexpr bool is_quantised(WeightType type) { return type >= WeightType::q4_0; }
 
 // Weights of 16 outputs ("lanes"), as a run of records along the input dimension:
-//   f32, f16     record = 8 inputs:  [8][16]
-//   bf16         record = 8 inputs:  [4 pairs][16 lanes][2], the pair order of the dot-product instructions
-//   q8_0         record = 32 inputs: f16 scale[16], uint32 [8][16]; see `quad_inputs`
-//   q4_1, q4_0   record = 32 inputs: f16 scale[16], (q4_1: f16 min[16]), uint32 [4][16]: word w holds quad w in the low
-//                nibbles of its bytes and quad w + 4 in the high ones, so input 4 * j + w is nibble j
-constexpr int record_inputs(WeightType type) {
-  return type == WeightType::f32 || type == WeightType::f16 || type == WeightType::bf16 ? 8 : 32;
-}
-constexpr size_t record_bytes(WeightType type) {
+//   f32, f16     record = 8 inputs:   [8][16]
+//   bf16         record = 8 inputs:   [4 pairs][16 lanes][2], the pair order of the dot-product instructions
+//   q8_0         record = 32 inputs:  f16 scale[16], uint32 [8 quads][16]; see `quad_input`
+//   q4_0, q5_0   record = 32 inputs:  f16 scale[16], words
+//   q4_1, q5_1   record = 32 inputs:  f16 scale[16], f16 min[16], words
+//   q4_k, q5_k   record = 256 inputs: f16 scale[16], f16 -min[16], then for each block of 32 inputs int8 [16][2], by
+//                which scale and -min are multiplied there, then for each block words
+//   q6_k         record = 256 inputs: f16 scale[16], 32 bytes unused, then for each block of 32 inputs int8 [16][2], by
+//                which the scale of its inputs 0-15 and 16-31 is multiplied, then for each block words
+// The words of a block hold the low four bits of each weight and then the bits above:
+//   uint32 [4][16]      word w has quad w in the low nibbles of its bytes and quad w + 4 in the high ones, so nibble j is
+//                       of input 4 * j + w
+//   q5: uint32 [1][16]  bit n is of input n, so byte i has the bits of quads 0 to 7, from the lowest
+//   q6: uint32 [2][16]  byte i of word h has two bits of each of quads 4 * h to 4 * h + 3, from the lowest
+constexpr int weight_bits(WeightType type) {
   switch (type) {
-    case WeightType::f32: return 8 * 16 * 4;
-    case WeightType::f16: return 8 * 16 * 2;
-    case WeightType::bf16: return 8 * 16 * 2;
-    case WeightType::q4_0: return 16 * 18;
-    case WeightType::q4_1: return 16 * 20;
-    case WeightType::q8_0: return 16 * 34;
+    case WeightType::f32: return 32;
+    case WeightType::f16:
+    case WeightType::bf16: return 16;
+    case WeightType::q4_0:
+    case WeightType::q4_1:
+    case WeightType::q4_k: return 4;
+    case WeightType::q5_0:
+    case WeightType::q5_1:
+    case WeightType::q5_k: return 5;
+    case WeightType::q6_k: return 6;
+    case WeightType::q8_0: return 8;
   }
   return 0;
+}
+constexpr int record_inputs(WeightType type) { return !is_quantised(type) ? 8 : type < WeightType::q4_k ? 32 : 256; }
+constexpr size_t header_bytes(WeightType type) {
+  switch (type) {
+    case WeightType::f32:
+    case WeightType::f16:
+    case WeightType::bf16: return 0;
+    case WeightType::q4_0:
+    case WeightType::q5_0:
+    case WeightType::q8_0: return 32;
+    case WeightType::q4_1:
+    case WeightType::q5_1: return 64;
+    case WeightType::q4_k:
+    case WeightType::q5_k:
+    case WeightType::q6_k: return 64 + 8 * 32;
+  }
+  return 0;
+}
+constexpr size_t record_bytes(WeightType type) {
+  return header_bytes(type) + static_cast<size_t>(record_inputs(type) * weight_bits(type) * kLanes / 8);
+}
+
+// Kernels decode this many inputs at a time, a "step": a record, or one block of it.
+constexpr int step_inputs(WeightType type) { return is_quantised(type) ? 32 : 8; }
+constexpr size_t step_bytes(WeightType type) {
+  return record_bytes(type) / static_cast<size_t>(record_inputs(type) / step_inputs(type));
 }
 
 // Quantised inputs meet in quads, four bytes of one 32-bit word. Byte i of quad q is this input of the block of 32.
@@ -55,7 +95,7 @@ struct QuantBlock {
   float scale;
   float sum;      // scale * total
   int32_t total;  // of q
-  int32_t unused;
+  int16_t negated_halves[2];  // minus the totals of inputs 0-15 and 16-31
 };
 
 // Some rows times some panels of one weight: out[r][n] = chain over k of fma(w[n][k], x[r][k], acc), acc = 0 at first,
@@ -122,7 +162,8 @@ struct Kernels {
   void (*linear)(const LinearSpan&);
   void (*linear_bf16)(const LinearSpan&);  // null where the instruction set has no bf16 dot product
   // Quantised weights times quantised inputs: chain over blocks of 32 of fma(dot, scale * x.scale, acc), where dot is
-  // the integer sum of products, then (q4_1) fma(min, x.sum, acc).
+  // the integer sum of products, then (q4_1, q5_1, q4_k, q5_k) fma(min, x.sum, acc). Scale and minimum are those of the
+  // block, products of theirs exact. In q6_k, dot is the sum of both halves' integers, each times its factor.
   void (*linear_int8)(const LinearSpan&);
   void (*to_bf16)(const float* x, int n, uint16_t* out);
   void (*to_int8)(const float* x, int n, QuantBlock* out);  // n is a multiple of 32

@@ -13,53 +13,101 @@ HR_INLINE int32_t quad_of(const QuantBlock& x, int quad) {
   return word;
 }
 
-// Adds one block: acc[r] += the record's 16 outputs times block `x` of row r.
+// The integer sums of one block of up to six bits to a weight: total[r] += the 16 outputs' q times row r's.
 template <WeightType T, int R>
-HR_INLINE void int8_block(const std::byte* record, const QuantBlock* x, size_t x_stride, F* acc) {
-  const auto* half = reinterpret_cast<const uint16_t*>(record);
-  I sum[R];
-  for (int r = 0; r < R; ++r) sum[r] = zero_int();
+struct QuadStep {
+  static constexpr int kBits = weight_bits(T);
+  static constexpr int kGroup = kBits == 4 ? 4 : kBits == 5 ? 2 : 1;  // words whose products fit one sum
+  const uint32_t* words;
+  const QuantBlock* x;
+  size_t x_stride;
+  I factors;  // q6_k: those of both halves of the block
+  I total[R], sum[R];
+
+  HR_INLINE I dot(I sum, I w, int32_t x) {
+    if constexpr (T == WeightType::q6_k) return pair_dot(sum, w, x);
+    return quad_dot(sum, w, x);
+  }
+  // Word W: quads W and W + 4.
+  template <int W>
+  __attribute__((always_inline)) void at() {
+    const I both = load_u32(words + W * kLanes);
+    I even = bit_and(both, 0x0f0f0f0fu);
+    I odd = bit_and(shift_right<4>(both), 0x0f0f0f0fu);
+    if constexpr (kBits == 5) {
+      const I high = load_u32(words + 4 * kLanes);
+      even = bit_or(even, bit_and(shifted<4 - W>(high), 0x10101010u));
+      odd = bit_or(odd, bit_and(shifted<-W>(high), 0x10101010u));
+    } else if constexpr (kBits == 6) {
+      even = bit_or(even, bit_and(shifted<4 - 2 * W>(load_u32(words + 4 * kLanes)), 0x30303030u));
+      odd = bit_or(odd, bit_and(shifted<4 - 2 * W>(load_u32(words + 5 * kLanes)), 0x30303030u));
+    }
+    if constexpr (W % kGroup == 0)
+      for (int r = 0; r < R; ++r) sum[r] = zero_int();
+    for (int r = 0; r < R; ++r) sum[r] = dot(sum[r], even, quad_of(x[r * x_stride], W));
+    for (int r = 0; r < R; ++r) sum[r] = dot(sum[r], odd, quad_of(x[r * x_stride], W + 4));
+    if constexpr ((W + 1) % kGroup == 0)
+      for (int r = 0; r < R; ++r)
+        total[r] = T == WeightType::q6_k ? pair_total(total[r], sum[r], factors) : quad_total(total[r], sum[r]);
+  }
+};
+
+// Adds one block: acc[r] += the panel's 16 outputs times block `x` of row r.
+template <WeightType T, int R>
+HR_INLINE void int8_block(const std::byte* panel, int block, const QuantBlock* x, size_t x_stride, F* acc) {
+  const auto add_scaled = [&](F scale, const I* total) {
+    for (int r = 0; r < R; ++r) acc[r] = fma(to_float(total[r]), mul(scale, set1(x[r * x_stride].scale)), acc[r]);
+  };
   if constexpr (T == WeightType::q8_0) {
-    const auto* quads = reinterpret_cast<const uint32_t*>(record + 32);
+    const uint32_t* quads = words_of<T>(panel, block);
+    I sum[R];
+    for (int r = 0; r < R; ++r) sum[r] = zero_int();
 #pragma GCC unroll 8
     for (int quad = 0; quad < 8; ++quad) {
       const SignedBytes w = signed_bytes(load_u32(quads + quad * kLanes));
       for (int r = 0; r < R; ++r) sum[r] = byte_dot(sum[r], w, quad_of(x[r * x_stride], quad));
     }
     for (int r = 0; r < R; ++r) sum[r] = byte_total(sum[r], x[r * x_stride].total);
+    add_scaled(scale_of<T>(panel, block), sum);
   } else {
-    const auto* words = reinterpret_cast<const uint32_t*>(record + (T == WeightType::q4_1 ? 64 : 32));
-#pragma GCC unroll 4
-    for (int word = 0; word < 4; ++word) {
-      const I both = load_u32(words + word * kLanes);
-      const I even = bit_and(both, 0x0f0f0f0fu);
-      for (int r = 0; r < R; ++r) sum[r] = nibble_dot(sum[r], even, quad_of(x[r * x_stride], word));
-      const I odd = bit_and(shift_right<4>(both), 0x0f0f0f0fu);
-      for (int r = 0; r < R; ++r) sum[r] = nibble_dot(sum[r], odd, quad_of(x[r * x_stride], word + 4));
+    QuadStep<T, R> step{words_of<T>(panel, block), x, x_stride, zero_int(), {}, {}};
+    if constexpr (T == WeightType::q6_k) step.factors = block_factors<T>(panel, block);
+    for (int r = 0; r < R; ++r) {
+      step.total[r] = zero_int();
+      if constexpr (T == WeightType::q6_k) {  // q - 32
+        int32_t halves;
+        __builtin_memcpy(&halves, x[r * x_stride].negated_halves, sizeof halves);
+        step.total[r] = shift_left<5>(pair_total(step.total[r], add_i32(zero_int(), halves), step.factors));
+      }
     }
-    for (int r = 0; r < R; ++r) sum[r] = nibble_total(sum[r]);
-    if constexpr (T == WeightType::q4_0)  // q - 8
-      for (int r = 0; r < R; ++r) sum[r] = add_i32(sum[r], -8 * x[r * x_stride].total);
-  }
-  const F scale = from_f16(half);
-  for (int r = 0; r < R; ++r) acc[r] = fma(to_float(sum[r]), mul(scale, set1(x[r * x_stride].scale)), acc[r]);
-  if constexpr (T == WeightType::q4_1) {
-    const F min = from_f16(half + 16);
-    for (int r = 0; r < R; ++r) acc[r] = fma(min, set1(x[r * x_stride].sum), acc[r]);
+    unrolled<4>(step);
+    if constexpr (T == WeightType::q4_0 || T == WeightType::q5_0)  // q - 8, q - 16
+      for (int r = 0; r < R; ++r)
+        step.total[r] = add_i32(step.total[r], -(1 << (weight_bits(T) - 1)) * x[r * x_stride].total);
+    if constexpr (T == WeightType::q6_k) {
+      // At most 32 * 32 * 127 * 128 < 2^24: exact as a float, as are the totals of all other types.
+      add_scaled(scale_of<T>(panel, block), step.total);
+    } else {
+      const Affine of = affine<T>(panel, block);
+      add_scaled(of.scale, step.total);
+      if constexpr (T != WeightType::q4_0 && T != WeightType::q5_0)
+        for (int r = 0; r < R; ++r) acc[r] = fma(of.min, set1(x[r * x_stride].sum), acc[r]);
+    }
   }
 }
 
 template <WeightType T, int R>
 void int8_tile(const LinearSpan& s, int panel, int row) {
-  const std::byte* record = s.panels + panel * s.panel_bytes;
+  const std::byte* weights = s.panels + panel * s.panel_bytes;
   const QuantBlock* x = s.x_int8 + row * s.x_stride;
   F acc[R];
   for (int r = 0; r < R; ++r) acc[r] = zero();
-  for (int block = 0; block < s.num_inputs / 32; ++block, ++x, record += record_bytes(T)) {
+  for (int block = 0; block < s.num_inputs / 32; ++block, ++x) {
     // A tile this low waits for memory: fetch the same place of the next panel.
     if constexpr (R < kInt8Rows)
-      for (size_t line = 0; line < record_bytes(T); line += 64) __builtin_prefetch(record + s.panel_bytes + line);
-    int8_block<T, R>(record, x, s.x_stride, acc);
+      for (size_t line = 0; line < step_bytes(T); line += 64)
+        __builtin_prefetch(weights + s.panel_bytes + block * step_bytes(T) + line);
+    int8_block<T, R>(weights, block, x, s.x_stride, acc);
   }
   alignas(64) float sums[R * kLanes];
   for (int r = 0; r < R; ++r) store(sums + r * kLanes, acc[r]);
@@ -89,7 +137,12 @@ void linear_int8(const LinearSpan& s) {
   switch (s.type) {
     case WeightType::q4_0: return int8_panels<WeightType::q4_0>(s);
     case WeightType::q4_1: return int8_panels<WeightType::q4_1>(s);
+    case WeightType::q5_0: return int8_panels<WeightType::q5_0>(s);
+    case WeightType::q5_1: return int8_panels<WeightType::q5_1>(s);
     case WeightType::q8_0: return int8_panels<WeightType::q8_0>(s);
+    case WeightType::q4_k: return int8_panels<WeightType::q4_k>(s);
+    case WeightType::q5_k: return int8_panels<WeightType::q5_k>(s);
+    case WeightType::q6_k: return int8_panels<WeightType::q6_k>(s);
     default: return linear(s);
   }
 }
@@ -112,18 +165,21 @@ void to_int8(const float* x, int n, QuantBlock* out) {
     };
     round(a, q);
     round(b, q + kLanes);
-    int32_t total = 0;
     uint32_t quads[8];
     for (int quad = 0; quad < 8; ++quad) {
       quads[quad] = 0;
       for (int i = 0; i < 4; ++i) quads[quad] |= (q[quad_input(quad, i)] & 0xff) << (8 * i);
     }
-    for (int i = 0; i < 32; ++i) total += static_cast<int8_t>(q[i]);
+    int32_t first = 0, second = 0;
+    for (int i = 0; i < 16; ++i) first += static_cast<int8_t>(q[i]);
+    for (int i = 16; i < 32; ++i) second += static_cast<int8_t>(q[i]);
+    const int32_t total = first + second;
     __builtin_memcpy(out->q, quads, sizeof quads);
     out->scale = !is_finite ? __builtin_nanf("") : is_zero ? 0.0f : greatest / 127.0f;
     out->sum = out->scale * static_cast<float>(total);
     out->total = total;
-    out->unused = 0;
+    out->negated_halves[0] = static_cast<int16_t>(-first);
+    out->negated_halves[1] = static_cast<int16_t>(-second);
   }
 }
 

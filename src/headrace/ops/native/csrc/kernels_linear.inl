@@ -5,12 +5,14 @@ namespace {
 
 HR_INLINE int least(int a, int b) { return a < b ? a : b; }
 
-// ---- Decoders: the weights of 16 outputs at inputs 0, 1, 2, ... of one record, in order ----
+// ---- Decoders: the weights of 16 outputs at inputs 0, 1, 2, ... of one step, in order ----
 
 struct DecodeF32 {
   static constexpr WeightType kType = WeightType::f32;
   const float* data;
-  HR_INLINE DecodeF32 open(const std::byte* record) { return {reinterpret_cast<const float*>(record)}; }
+  HR_INLINE DecodeF32 open(const std::byte* panel, int step) {
+    return {reinterpret_cast<const float*>(panel + step * record_bytes(kType))};
+  }
   template <int K>
   __attribute__((always_inline)) F weight() {
     return load(data + K * kLanes);
@@ -20,7 +22,9 @@ struct DecodeF32 {
 struct DecodeF16 {
   static constexpr WeightType kType = WeightType::f16;
   const uint16_t* data;
-  HR_INLINE DecodeF16 open(const std::byte* record) { return {reinterpret_cast<const uint16_t*>(record)}; }
+  HR_INLINE DecodeF16 open(const std::byte* panel, int step) {
+    return {reinterpret_cast<const uint16_t*>(panel + step * record_bytes(kType))};
+  }
   template <int K>
   __attribute__((always_inline)) F weight() {
     return from_f16(data + K * kLanes);
@@ -30,7 +34,9 @@ struct DecodeF16 {
 struct DecodeBF16 {
   static constexpr WeightType kType = WeightType::bf16;
   const uint32_t* data;
-  HR_INLINE DecodeBF16 open(const std::byte* record) { return {reinterpret_cast<const uint32_t*>(record)}; }
+  HR_INLINE DecodeBF16 open(const std::byte* panel, int step) {
+    return {reinterpret_cast<const uint32_t*>(panel + step * record_bytes(kType))};
+  }
   template <int K>
   __attribute__((always_inline)) F weight() {
     const I pair = load_u32(data + K / 2 * kLanes);
@@ -38,12 +44,53 @@ struct DecodeBF16 {
   }
 };
 
+// The record that a block of 32 inputs belongs to.
+template <WeightType T>
+HR_INLINE const std::byte* record_of(const std::byte* panel, int block) {
+  return panel + static_cast<unsigned>(block) / (record_inputs(T) / 32) * record_bytes(T);
+}
+template <WeightType T>
+HR_INLINE const uint32_t* words_of(const std::byte* panel, int block) {
+  const size_t nth = static_cast<unsigned>(block) % (record_inputs(T) / 32);
+  const std::byte* words = record_of<T>(panel, block) + header_bytes(T) + nth * (4 * kLanes * weight_bits(T));
+  return reinterpret_cast<const uint32_t*>(words);
+}
+template <WeightType T>
+HR_INLINE F scale_of(const std::byte* panel, int block) {
+  return from_f16(reinterpret_cast<const uint16_t*>(record_of<T>(panel, block)));
+}
+template <WeightType T>
+HR_INLINE I block_factors(const std::byte* panel, int block) {
+  return load_pairs(record_of<T>(panel, block) + 64 + static_cast<unsigned>(block) % 8 * 32);
+}
+HR_INLINE F first_of(I pairs) { return to_float(shift_right_signed<16>(shift_left<16>(pairs))); }
+HR_INLINE F second_of(I pairs) { return to_float(shift_right_signed<16>(pairs)); }
+
+// A weight is fma(q, scale, min), with q as it is stored. Scales and minima are products of a float16 and a small
+// integer, and so exact, and so is the product with q: the only rounding is that of the sum.
+struct Affine {
+  F scale, min;
+};
+template <WeightType T>
+HR_INLINE Affine affine(const std::byte* panel, int block) {
+  const F scale = scale_of<T>(panel, block);
+  const auto min = [&] { return from_f16(reinterpret_cast<const uint16_t*>(record_of<T>(panel, block)) + kLanes); };
+  if constexpr (T == WeightType::q4_k || T == WeightType::q5_k) {
+    const I factors = block_factors<T>(panel, block);
+    return {mul(scale, first_of(factors)), mul(min(), second_of(factors))};
+  } else if constexpr (T == WeightType::q4_1 || T == WeightType::q5_1) {
+    return {scale, min()};
+  } else {  // q is raised by half its range
+    return {scale, mul(scale, set1(-static_cast<float>(1 << (weight_bits(T) - 1))))};
+  }
+}
+
 struct DecodeQ8 {
   static constexpr WeightType kType = WeightType::q8_0;
   F scale;
   const uint32_t* quads;
-  HR_INLINE DecodeQ8 open(const std::byte* record) {
-    return {from_f16(reinterpret_cast<const uint16_t*>(record)), reinterpret_cast<const uint32_t*>(record + 32)};
+  HR_INLINE DecodeQ8 open(const std::byte* panel, int step) {
+    return {scale_of<kType>(panel, step), words_of<kType>(panel, step)};
   }
   template <int K>
   __attribute__((always_inline)) F weight() {
@@ -54,36 +101,61 @@ struct DecodeQ8 {
   }
 };
 
-// A nibble is masked where it lies, so it reads q * 16^j; the scale is divided by 16 from nibble to nibble to match.
-// Powers of two change no rounding: the weight is exactly fma(q, scale, min). The top nibble is shifted down instead,
-// because its mask would touch the sign.
-struct DecodeQ4 {
-  F scale0, scale, min;
+template <int N>
+HR_INLINE I shifted(I x) {
+  if constexpr (N > 0) return shift_left<N>(x);
+  if constexpr (N < 0) return shift_right<-N>(x);
+  return x;
+}
+
+// A nibble is masked where it lies, and the bits above it are moved there, so it reads q * 16^j; the scale is divided
+// by 16 from nibble to nibble to match. Powers of two change no rounding: the weight is exactly fma(q, scale, min). The
+// top nibble is shifted down instead, because its mask would touch the sign.
+template <WeightType T>
+struct DecodeQuads {
+  static constexpr WeightType kType = T;
+  static constexpr int kBits = weight_bits(T);
+  Affine block;
+  F scale;
+  F second;  // q6_k: the scale of inputs 16 to 31
   const uint32_t* words;
+
+  HR_INLINE DecodeQuads open(const std::byte* panel, int step) {
+    const uint32_t* words = words_of<T>(panel, step);
+    if constexpr (T == WeightType::q6_k) {
+      const F scale = scale_of<T>(panel, step);
+      const I factors = block_factors<T>(panel, step);
+      const F first = mul(scale, first_of(factors));
+      return {{first, mul(first, set1(-32.0f))}, first, mul(scale, second_of(factors)), words};
+    } else {
+      const Affine block = affine<T>(panel, step);
+      return {block, block.scale, zero(), words};
+    }
+  }
+  template <int K>
+  __attribute__((always_inline)) I stored() {
+    constexpr int j = K / 4;
+    const I word = load_u32(words + K % 4 * kLanes);
+    const I low = j == 7 ? shift_right<28>(word) : bit_and(word, 0xfu << (4 * j));
+    if constexpr (kBits == 4) {
+      return low;
+    } else {
+      constexpr int from = kBits == 5 ? K : 8 * (j / 2) + 2 * (K % 4);
+      constexpr int to = j == 7 ? 4 : 4 * j + 4;
+      const I high = load_u32(words + (kBits == 5 ? 4 : 4 + j % 2) * kLanes);
+      return bit_or(low, bit_and(shifted<to - from>(high), ((1u << (kBits - 4)) - 1) << to));
+    }
+  }
   template <int K>
   __attribute__((always_inline)) F weight() {
     constexpr int j = K / 4;
-    if constexpr (j > 0 && K % 4 == 0) scale = j == 7 ? scale0 : mul(scale, set1(0.0625f));
-    const I word = load_u32(words + K % 4 * kLanes);
-    const F q = to_float(j == 7 ? shift_right<28>(word) : bit_and(word, 0xfu << (4 * j)));
-    return fma(q, scale, min);
-  }
-};
-
-struct DecodeQ4_1 : DecodeQ4 {
-  static constexpr WeightType kType = WeightType::q4_1;
-  HR_INLINE DecodeQ4_1 open(const std::byte* record) {
-    const auto* half = reinterpret_cast<const uint16_t*>(record);
-    const F scale = from_f16(half);
-    return {{scale, scale, from_f16(half + 16), reinterpret_cast<const uint32_t*>(record + 64)}};
-  }
-};
-
-struct DecodeQ4_0 : DecodeQ4 {  // (q - 8) * d = fma(q, d, -8 * d), both exact up to the one rounding
-  static constexpr WeightType kType = WeightType::q4_0;
-  HR_INLINE DecodeQ4_0 open(const std::byte* record) {
-    const F scale = from_f16(reinterpret_cast<const uint16_t*>(record));
-    return {{scale, scale, mul(scale, set1(-8.0f)), reinterpret_cast<const uint32_t*>(record + 32)}};
+    if constexpr (T == WeightType::q6_k && K == 16) {
+      block = {second, mul(second, set1(-32.0f))};
+      scale = mul(second, set1(0x1p-16f));
+    } else if constexpr (j > 0 && K % 4 == 0) {
+      scale = j == 7 ? block.scale : mul(scale, set1(0.0625f));
+    }
+    return fma(to_float(stored<K>()), scale, block.min);
   }
 };
 
@@ -93,9 +165,14 @@ HR_INLINE void with_decoder(WeightType type, Use use) {
     case WeightType::f32: return use(DecodeF32{});
     case WeightType::f16: return use(DecodeF16{});
     case WeightType::bf16: return use(DecodeBF16{});
-    case WeightType::q4_0: return use(DecodeQ4_0{});
-    case WeightType::q4_1: return use(DecodeQ4_1{});
+    case WeightType::q4_0: return use(DecodeQuads<WeightType::q4_0>{});
+    case WeightType::q4_1: return use(DecodeQuads<WeightType::q4_1>{});
+    case WeightType::q5_0: return use(DecodeQuads<WeightType::q5_0>{});
+    case WeightType::q5_1: return use(DecodeQuads<WeightType::q5_1>{});
     case WeightType::q8_0: return use(DecodeQ8{});
+    case WeightType::q4_k: return use(DecodeQuads<WeightType::q4_k>{});
+    case WeightType::q5_k: return use(DecodeQuads<WeightType::q5_k>{});
+    case WeightType::q6_k: return use(DecodeQuads<WeightType::q6_k>{});
   }
 }
 
@@ -118,12 +195,12 @@ struct DecodeStep {
   }
 };
 
-// Weights of some records as floats [inputs][16].
+// Weights of some steps of a panel as floats [inputs][16].
 template <class D>
-void decode(const std::byte* records, int num_records, float* out) {
-  constexpr int depth = record_inputs(D::kType);
-  for (int i = 0; i < num_records; ++i) {
-    DecodeStep<D> step{D::open(records + i * record_bytes(D::kType)), out + i * depth * kLanes};
+void decode(const std::byte* panel, int first_step, int num_steps, float* out) {
+  constexpr int depth = step_inputs(D::kType);
+  for (int i = 0; i < num_steps; ++i) {
+    DecodeStep<D> step{D::open(panel, first_step + i), out + i * depth * kLanes};
     unrolled<depth>(step);
   }
 }
@@ -198,27 +275,27 @@ struct DirectStep {
 // sums[p][r][16]
 template <class D, int R, int P>
 void direct(const LinearSpan& s, const std::byte* panels, float* sums) {
-  constexpr int depth = record_inputs(D::kType);
+  constexpr int depth = step_inputs(D::kType);
   const int full = s.num_inputs / depth;
   DirectStep<D, R, P> step;
   step.x = s.x;
   step.x_stride = s.x_stride;
   for (int p = 0; p < P; ++p)
     for (int r = 0; r < R; ++r) step.acc[p][r] = zero();
-  for (int i = 0; i < full; ++i, panels += record_bytes(D::kType), step.x += depth) {
+  for (int i = 0; i < full; ++i, step.x += depth) {
     for (int p = 0; p < P; ++p) {
-      const std::byte* record = panels + p * s.panel_bytes;
-      step.decoder[p] = D::open(record);
+      const std::byte* panel = panels + p * s.panel_bytes;
+      step.decoder[p] = D::open(panel, i);
       // The same place of the panels that come next: the hardware sees each panel's end as the end of a stream.
-      for (size_t line = 0; line < record_bytes(D::kType); line += 64)
-        __builtin_prefetch(record + P * s.panel_bytes + line);
+      for (size_t line = 0; line < step_bytes(D::kType); line += 64)
+        __builtin_prefetch(panel + P * s.panel_bytes + i * step_bytes(D::kType) + line);
     }
     unrolled<depth / 4>(step);
   }
   const int rest = s.num_inputs - full * depth;
   for (int p = 0; p < P; ++p) {
     alignas(64) float tail[depth * kLanes];
-    if (rest > 0) decode<D>(panels + p * s.panel_bytes, 1, tail);
+    if (rest > 0) decode<D>(panels + p * s.panel_bytes, full, 1, tail);
     for (int r = 0; r < R; ++r) {
       for (int k = 0; k < rest; ++k)
         step.acc[p][r] = fma(load(tail + k * kLanes), set1(step.x[r * s.x_stride + k]), step.acc[p][r]);
@@ -271,16 +348,15 @@ void direct_any(const LinearSpan& s) {
 
 template <class D>
 void decoded(const LinearSpan& s) {
-  constexpr int depth = record_inputs(D::kType);
+  constexpr int depth = step_inputs(D::kType);
   alignas(64) float stretch[kStretch * kLanes];
   alignas(64) float sums[kGroupRows * kLanes];
   for (int row = 0; row < s.rows; row += kGroupRows)
     for (int panel = 0; panel < s.num_panels; ++panel) {
       const int rows = least(s.rows - row, kGroupRows);
-      const std::byte* records = s.panels + panel * s.panel_bytes;
       for (int k = 0; k < s.num_inputs; k += kStretch) {
         const int inputs = least(s.num_inputs - k, kStretch);
-        decode<D>(records + k / depth * record_bytes(D::kType), (inputs + depth - 1) / depth, stretch);
+        decode<D>(s.panels + panel * s.panel_bytes, k / depth, (inputs + depth - 1) / depth, stretch);
         matmul(rows, Floats{stretch, kLanes}, s.x + row * s.x_stride + k, s.x_stride, sums, kLanes, inputs, k > 0);
       }
       finish_panel(s, panel, rows, sums, row);
@@ -298,11 +374,11 @@ void linear(const LinearSpan& s) {
 void weight_row(WeightType type, const std::byte* panel, int lane, int num_inputs, float* out) {
   with_decoder(type, [&](auto d) {
     using D = decltype(d);
-    constexpr int depth = record_inputs(D::kType);
-    alignas(64) float record[depth * kLanes];
-    for (int k = 0; k < num_inputs; k += depth, panel += record_bytes(D::kType)) {
-      decode<D>(panel, 1, record);
-      for (int i = 0; i < least(depth, num_inputs - k); ++i) out[k + i] = record[i * kLanes + lane];
+    constexpr int depth = step_inputs(D::kType);
+    alignas(64) float weights[depth * kLanes];
+    for (int k = 0; k < num_inputs; k += depth) {
+      decode<D>(panel, k / depth, 1, weights);
+      for (int i = 0; i < least(depth, num_inputs - k); ++i) out[k + i] = weights[i * kLanes + lane];
     }
   });
 }

@@ -52,7 +52,7 @@ HR_INLINE void int_products(int64_t steps, Dot dot) {
 
 void int4_products(int64_t steps) {
   int_products(steps, [](I* sum, const I& w, const int32_t* x) __attribute__((always_inline)) {
-    for (int i = 0; i < kIntChains; ++i) sum[i] = nibble_dot(sum[i], w, x[i]);
+    for (int i = 0; i < kIntChains; ++i) sum[i] = quad_dot(sum[i], w, x[i]);
   });
 }
 

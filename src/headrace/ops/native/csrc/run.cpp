@@ -153,7 +153,7 @@ void Program::run_linear(const Op& op) {
   auto* rounded = reinterpret_cast<uint16_t*>(rounded_.data());
   auto* quantised = reinterpret_cast<QuantBlock*>(quantised_.data());
   const auto in_bf16 = [&](const Part& part) { return rounding_.bf16 && part.weight->type() == WeightType::bf16; };
-  const auto in_int8 = [&](const Part& part) { return rounding_.int8 && record_inputs(part.weight->type()) == 32; };
+  const auto in_int8 = [&](const Part& part) { return rounding_.int8 && is_quantised(part.weight->type()); };
   if (std::any_of(op.parts.begin(), op.parts.end(), in_bf16))
     for_rows(rows, inputs, [&](int r) {
       kernels_.to_bf16(x.row(r), inputs, rounded + static_cast<size_t>(r) * widest_input_);

@@ -3,6 +3,7 @@
 
 #include <immintrin.h>
 
+#include <cstddef>
 #include <cstdint>
 
 #define HR_INLINE static inline __attribute__((always_inline))
@@ -49,6 +50,7 @@ HR_INLINE I bit_and(I a, uint32_t mask) {
   const __m256i m = _mm256_set1_epi32(static_cast<int>(mask));
   return {_mm256_and_si256(a.lo, m), _mm256_and_si256(a.hi, m)};
 }
+HR_INLINE I bit_or(I a, I b) { return {_mm256_or_si256(a.lo, b.lo), _mm256_or_si256(a.hi, b.hi)}; }
 template <int N>
 HR_INLINE I shift_left(I a) {
   return {_mm256_slli_epi32(a.lo, N), _mm256_slli_epi32(a.hi, N)};
@@ -60,6 +62,10 @@ HR_INLINE I shift_right(I a) {
 template <int N>
 HR_INLINE I shift_right_signed(I a) {
   return {_mm256_srai_epi32(a.lo, N), _mm256_srai_epi32(a.hi, N)};
+}
+HR_INLINE I load_pairs(const std::byte* p) {
+  return {_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
+          _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 16)))};
 }
 HR_INLINE I zero_int() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
 HR_INLINE I add_i32(I a, int b) {
@@ -75,15 +81,20 @@ HR_INLINE __m256i summed(__m256i sum) {
   asm("" : "+x"(sum));
   return sum;
 }
-// Pairs of products in 16 bits: eight quads of at most 2 * 15 * 127 fit.
-HR_INLINE I nibble_dot(I sum, I w, int32_t x) {
+// Pairs of products in 16 bits: 8 * 2 * 15 * 127 = 30480, 4 * 2 * 31 * 127 = 31496 and 2 * 2 * 63 * 127 = 32004 fit.
+HR_INLINE I pair_dot(I sum, I w, int32_t x) {
   const __m256i v = _mm256_set1_epi32(x);
   return {summed(_mm256_add_epi16(sum.lo, _mm256_maddubs_epi16(w.lo, v))),
           summed(_mm256_add_epi16(sum.hi, _mm256_maddubs_epi16(w.hi, v)))};
 }
-HR_INLINE I nibble_total(I sum) {
+HR_INLINE I pair_total(I total, I pairs, I factors) {
+  return {summed(_mm256_add_epi32(total.lo, _mm256_madd_epi16(pairs.lo, factors.lo))),
+          summed(_mm256_add_epi32(total.hi, _mm256_madd_epi16(pairs.hi, factors.hi)))};
+}
+HR_INLINE I quad_dot(I sum, I w, int32_t x) { return pair_dot(sum, w, x); }
+HR_INLINE I quad_total(I total, I sum) {
   const __m256i one = _mm256_set1_epi16(1);
-  return {_mm256_madd_epi16(sum.lo, one), _mm256_madd_epi16(sum.hi, one)};
+  return pair_total(total, sum, {one, one});
 }
 // The instruction multiplies unsigned by signed bytes, so the sign of a weight moves to its input.
 struct SignedBytes {

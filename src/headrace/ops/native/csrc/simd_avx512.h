@@ -7,6 +7,7 @@
 #include <immintrin.h>
 #endif
 
+#include <cstddef>
 #include <cstdint>
 
 #define HR_INLINE static inline __attribute__((always_inline))
@@ -37,6 +38,7 @@ HR_INLINE I load_u32(const uint32_t* p) { return _mm512_loadu_si512(p); }
 HR_INLINE I bit_and(I a, uint32_t mask) {
   return _mm512_and_si512(a, _mm512_set1_epi32(static_cast<int>(mask)));
 }
+HR_INLINE I bit_or(I a, I b) { return _mm512_or_si512(a, b); }
 template <int N>
 HR_INLINE I shift_left(I a) {
   return _mm512_slli_epi32(a, N);
@@ -49,14 +51,21 @@ template <int N>
 HR_INLINE I shift_right_signed(I a) {
   return _mm512_srai_epi32(a, N);
 }
+HR_INLINE I load_pairs(const std::byte* p) {
+  return _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
 HR_INLINE I zero_int() { return _mm512_setzero_si512(); }
 HR_INLINE I add_i32(I a, int b) { return _mm512_add_epi32(a, _mm512_set1_epi32(b)); }
 HR_INLINE F to_float(I a) { return _mm512_cvtepi32_ps(a); }
 HR_INLINE F as_float(I a) { return _mm512_castsi512_ps(a); }
 HR_INLINE I as_int(F a) { return _mm512_castps_si512(a); }
 
-HR_INLINE I nibble_dot(I sum, I w, int32_t x) { return _mm512_dpbusd_epi32(sum, w, _mm512_set1_epi32(x)); }
-HR_INLINE I nibble_total(I sum) { return sum; }
+HR_INLINE I quad_dot(I sum, I w, int32_t x) { return _mm512_dpbusd_epi32(sum, w, _mm512_set1_epi32(x)); }
+HR_INLINE I quad_total(I total, I sum) { return _mm512_add_epi32(total, sum); }
+HR_INLINE I pair_dot(I sum, I w, int32_t x) {
+  return _mm512_add_epi16(sum, _mm512_maddubs_epi16(w, _mm512_set1_epi32(x)));
+}
+HR_INLINE I pair_total(I total, I pairs, I factors) { return _mm512_dpwssd_epi32(total, pairs, factors); }
 // The instruction multiplies unsigned by signed bytes: weights are raised by 128, and the sum is lowered to match.
 struct SignedBytes {
   I raised;

@@ -4,6 +4,7 @@
 
 #include <arm_neon.h>
 
+#include <cstddef>
 #include <cstdint>
 
 #define HR_INLINE static inline __attribute__((always_inline))
@@ -77,6 +78,9 @@ HR_INLINE I bit_and(I x, uint32_t mask) {
   const uint32x4_t m = vdupq_n_u32(mask);
   return each(x, [m](uint32x4_t a) { return vandq_u32(a, m); });
 }
+HR_INLINE I bit_or(I x, I y) {
+  return {vorrq_u32(x.a, y.a), vorrq_u32(x.b, y.b), vorrq_u32(x.c, y.c), vorrq_u32(x.d, y.d)};
+}
 template <int N>
 HR_INLINE I shift_left(I x) {
   return each(x, [](uint32x4_t a) { return vshlq_n_u32(a, N); });
@@ -88,6 +92,12 @@ HR_INLINE I shift_right(I x) {
 template <int N>
 HR_INLINE I shift_right_signed(I x) {
   return each(x, [](uint32x4_t a) { return vreinterpretq_u32_s32(vshrq_n_s32(vreinterpretq_s32_u32(a), N)); });
+}
+HR_INLINE I load_pairs(const std::byte* p) {
+  const auto widen = [p](int i) {
+    return vreinterpretq_u32_s16(vmovl_s8(vld1_s8(reinterpret_cast<const int8_t*>(p + i))));
+  };
+  return {widen(0), widen(8), widen(16), widen(24)};
 }
 HR_INLINE I zero_int() { return set1_u32(0); }
 HR_INLINE I add_i32(I x, int b) {
@@ -112,8 +122,27 @@ HR_INLINE I quad_dot(I sum, I w, int32_t x) {
   const int8x16_t v = vreinterpretq_s8_s32(vdupq_n_s32(x));
   return {dot(sum.a, w.a, v), dot(sum.b, w.b, v), dot(sum.c, w.c, v), dot(sum.d, w.d, v)};
 }
-HR_INLINE I nibble_dot(I sum, I w, int32_t x) { return quad_dot(sum, w, x); }
-HR_INLINE I nibble_total(I sum) { return sum; }
+HR_INLINE I quad_total(I total, I sum) {
+  return {vaddq_u32(total.a, sum.a), vaddq_u32(total.b, sum.b), vaddq_u32(total.c, sum.c), vaddq_u32(total.d, sum.d)};
+}
+HR_INLINE uint32x4_t pairs_of(uint32x4_t sum, uint32x4_t w, int8x16_t x) {
+  const int8x16_t bytes = vreinterpretq_s8_u32(w);
+  const int16x8_t pairs = vpaddq_s16(vmull_s8(vget_low_s8(bytes), vget_low_s8(x)), vmull_high_s8(bytes, x));
+  return vreinterpretq_u32_s16(vaddq_s16(vreinterpretq_s16_u32(sum), pairs));
+}
+HR_INLINE I pair_dot(I sum, I w, int32_t x) {
+  const int8x16_t v = vreinterpretq_s8_s32(vdupq_n_s32(x));
+  return {pairs_of(sum.a, w.a, v), pairs_of(sum.b, w.b, v), pairs_of(sum.c, w.c, v), pairs_of(sum.d, w.d, v)};
+}
+HR_INLINE I pair_total(I total, I pairs, I factors) {
+  const auto scaled = [](uint32x4_t sum, uint32x4_t x, uint32x4_t y) {
+    const int16x8_t a = vreinterpretq_s16_u32(x), b = vreinterpretq_s16_u32(y);
+    const int32x4_t both = vpaddq_s32(vmull_s16(vget_low_s16(a), vget_low_s16(b)), vmull_high_s16(a, b));
+    return vaddq_u32(sum, vreinterpretq_u32_s32(both));
+  };
+  return {scaled(total.a, pairs.a, factors.a), scaled(total.b, pairs.b, factors.b),
+          scaled(total.c, pairs.c, factors.c), scaled(total.d, pairs.d, factors.d)};
+}
 struct SignedBytes {
   I w;
 };

@@ -4,10 +4,12 @@
 // `sum_lanes` and `max_lanes` fold lane i with i + 8, then i + 4, i + 2, i + 1.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 
 #define HR_INLINE static inline __attribute__((always_inline))
+#define HR_CALL [[gnu::noinline, maybe_unused]] static  // long enough that a call costs nothing
 
 namespace headrace::HEADRACE_ISA {
 namespace {
@@ -58,7 +60,7 @@ HR_INLINE F min(F a, F b) { return a < b ? a : b; }
 #if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
 HR_INLINE
 #else
-[[gnu::noinline]]  // long enough without the instruction that a call costs nothing
+HR_CALL
 #endif
 F fma(F a, F b, F c) {
   F x = c;
@@ -72,6 +74,7 @@ HR_INLINE I load_u32(const uint32_t* p) {
   return x;
 }
 HR_INLINE I bit_and(I a, uint32_t mask) { return a & mask; }
+HR_INLINE I bit_or(I a, I b) { return a | b; }
 template <int N>
 HR_INLINE I shift_left(I a) {
   return a << N;
@@ -84,6 +87,15 @@ template <int N>
 HR_INLINE I shift_right_signed(I a) {
   for (int i = 0; i < 16; ++i) a[i] = static_cast<uint32_t>(static_cast<int32_t>(a[i]) >> N);
   return a;
+}
+HR_INLINE I load_pairs(const std::byte* p) {  // lane i is two signed bytes, widened to 16 bits each
+  I x;
+  for (int i = 0; i < 16; ++i) {
+    const auto lo = static_cast<uint32_t>(static_cast<int8_t>(p[2 * i]));
+    const auto hi = static_cast<uint32_t>(static_cast<int8_t>(p[2 * i + 1]));
+    x[i] = (lo & 0xffffu) | hi << 16;
+  }
+  return x;
 }
 HR_INLINE I zero_int() { return I{}; }
 HR_INLINE I add_i32(I a, int b) { return a + static_cast<uint32_t>(b); }
@@ -104,8 +116,9 @@ HR_INLINE I as_int(F a) {
 }
 
 // Dot products of quads: lane i adds the four products of its bytes in `w` with the four signed bytes of `x`.
-// Unsigned bytes up to 15, at most 8 quads to a sum, which means something only after `nibble_total`:
-HR_INLINE I nibble_dot(I sum, I w, int32_t x) {
+// Unsigned bytes, -127..127 in x. A sum means something only after `quad_total`, which adds it to a total. It may have
+// to fit 16 bits after pairs of products: 8 quads of bytes up to 15 do, or 4 of bytes up to 31, or 2 of bytes up to 63.
+HR_CALL I quad_dot(I sum, I w, int32_t x) {
   for (int i = 0; i < 16; ++i)
     for (int j = 0; j < 4; ++j) {
       const int32_t a = static_cast<int32_t>(w[i] >> (8 * j) & 0xff);
@@ -114,7 +127,29 @@ HR_INLINE I nibble_dot(I sum, I w, int32_t x) {
     }
   return sum;
 }
-HR_INLINE I nibble_total(I sum) { return sum; }
+HR_INLINE I quad_total(I total, I sum) { return total + sum; }
+// The same, with the products of bytes 0 and 1 in the lower 16 bits of a lane and those of bytes 2 and 3 in the upper.
+// `pair_total` multiplies these signed numbers by those in `factors` and adds both to a total.
+HR_CALL I pair_dot(I sum, I w, int32_t x) {
+  for (int i = 0; i < 16; ++i) {
+    uint32_t halves[2] = {sum[i] & 0xffffu, sum[i] >> 16};
+    for (int j = 0; j < 4; ++j) {
+      const int32_t a = static_cast<int32_t>(w[i] >> (8 * j) & 0xff);
+      const int32_t b = static_cast<int8_t>(static_cast<uint32_t>(x) >> (8 * j));
+      halves[j / 2] += static_cast<uint32_t>(a * b);
+    }
+    sum[i] = (halves[0] & 0xffffu) | halves[1] << 16;
+  }
+  return sum;
+}
+HR_CALL I pair_total(I total, I pairs, I factors) {
+  for (int i = 0; i < 16; ++i) {
+    const int32_t lo = static_cast<int16_t>(pairs[i]) * static_cast<int16_t>(factors[i]);
+    const int32_t hi = static_cast<int16_t>(pairs[i] >> 16) * static_cast<int16_t>(factors[i] >> 16);
+    total[i] += static_cast<uint32_t>(lo + hi);
+  }
+  return total;
+}
 // Signed bytes, and -127..127 in x; `total` is the sum of all bytes of x.
 struct SignedBytes {
   I w;

@@ -6,15 +6,20 @@
 namespace headrace {
 namespace {
 
-size_t row_bytes(WeightType type, int cols) {
-  const auto n = static_cast<size_t>(cols);
+// Of a block as GGUF stores it, of as many values as a record has inputs. Floats have no blocks.
+size_t block_bytes(WeightType type) {
   switch (type) {
-    case WeightType::f32: return n * 4;
+    case WeightType::f32: return 8 * 4;
     case WeightType::f16:
-    case WeightType::bf16: return n * 2;
-    case WeightType::q4_0: return n / 32 * 18;
-    case WeightType::q4_1: return n / 32 * 20;
-    case WeightType::q8_0: return n / 32 * 34;
+    case WeightType::bf16: return 8 * 2;
+    case WeightType::q4_0: return 18;
+    case WeightType::q4_1: return 20;
+    case WeightType::q5_0: return 22;
+    case WeightType::q5_1: return 24;
+    case WeightType::q8_0: return 34;
+    case WeightType::q4_k: return 144;
+    case WeightType::q5_k: return 176;
+    case WeightType::q6_k: return 210;
   }
   return 0;
 }
@@ -36,21 +41,106 @@ void pack_q8(const std::byte* row, int lane, int cols, std::byte* panel) {
   }
 }
 
-// A GGUF byte i holds inputs i (low nibble) and i + 16. Word w collects inputs w, w + 4, w + 8, ...: of the low nibbles
-// bytes w, w + 4, w + 8, w + 12 as its nibbles 0 to 3, of the high ones the same as its nibbles 4 to 7.
-void pack_q4(const std::byte* row, int lane, int cols, std::byte* panel, bool has_min) {
-  const int header = has_min ? 4 : 2;
-  const size_t record = record_bytes(has_min ? WeightType::q4_1 : WeightType::q4_0);
-  for (int b = 0; b < cols / 32; ++b, row += header + 16, panel += record) {
+// q of the 32 inputs from 32 * nth on, of a GGUF block.
+struct Values {
+  uint8_t q[32];
+};
+
+// Byte i holds values i (low nibble) and i + 16. A fifth bit is bit i of a word before them.
+Values values_of_32(WeightType type, const std::byte* block) {
+  const bool has_fifth = weight_bits(type) == 5;
+  const std::byte* nibbles = block + header_bytes(type) / kLanes;
+  uint32_t fifth = 0;
+  if (has_fifth) {
+    std::memcpy(&fifth, nibbles, 4);
+    nibbles += 4;
+  }
+  Values values;
+  for (int i = 0; i < 16; ++i) {
+    const auto byte = static_cast<uint32_t>(nibbles[i]);
+    values.q[i] = static_cast<uint8_t>((byte & 15u) | (fifth >> i & 1u) << 4);
+    values.q[i + 16] = static_cast<uint8_t>(byte >> 4 | (fifth >> (i + 16) & 1u) << 4);
+  }
+  return values;
+}
+
+// q4_k and q5_k: scale, minimum, 12 bytes of factors, (q5_k: 32 bytes with a bit for each of the eight 32s), then 32
+// bytes of nibbles for each two 32s, the first in the low ones.
+Values values_of_k(WeightType type, const std::byte* block, int nth) {
+  const bool has_fifth = type == WeightType::q5_k;
+  const std::byte* nibbles = block + (has_fifth ? 48 : 16) + nth / 2 * 32;
+  Values values;
+  for (int i = 0; i < 32; ++i) {
+    const uint32_t low = static_cast<uint32_t>(nibbles[i]) >> (nth % 2 * 4) & 15u;
+    const uint32_t fifth = has_fifth ? static_cast<uint32_t>(block[16 + i]) >> nth & 1u : 0;
+    values.q[i] = static_cast<uint8_t>(low | fifth << 4);
+  }
+  return values;
+}
+
+// q6_k: 128 bytes of low nibbles, 64 of the two bits above, 16 int8 factors, scale. Each half of the values takes 64
+// bytes of nibbles, whose low ones are of its first two 32s, and 32 of the bits above, in order of the 32s.
+Values values_of_q6_k(const std::byte* block, int nth) {
+  const int half = nth / 4, part = nth % 4;
+  const std::byte* nibbles = block + 64 * half + 32 * (part % 2);
+  const std::byte* high = block + 128 + 32 * half;
+  Values values;
+  for (int i = 0; i < 32; ++i)
+    values.q[i] = static_cast<uint8_t>((static_cast<uint32_t>(nibbles[i]) >> (part / 2 * 4) & 15u) |
+                                       (static_cast<uint32_t>(high[i]) >> (2 * part) & 3u) << 4);
+  return values;
+}
+
+// The words of 32 inputs; see kernels.h.
+void pack_values(const Values& values, int bits, int lane, std::byte* words) {
+  uint32_t word[6] = {};
+  for (int n = 0; n < 32; ++n) {
+    const uint32_t q = values.q[n];
+    word[n % 4] |= (q & 15u) << (n / 4 * 4);
+    if (bits == 5) word[4] |= q >> 4 << n;
+    if (bits == 6) word[4 + n % 8 / 4] |= q >> 4 << (n / 8 * 8 + n % 4 * 2);
+  }
+  for (int w = 0; w < bits; ++w) std::memcpy(words + (w * kLanes + lane) * 4, word + w, 4);
+}
+
+void pack_32(WeightType type, const std::byte* row, int lane, int cols, std::byte* panel) {
+  for (int b = 0; b < cols / 32; ++b, row += block_bytes(type), panel += record_bytes(type)) {
     std::memcpy(panel + 2 * lane, row, 2);
-    if (has_min) std::memcpy(panel + 32 + 2 * lane, row + 2, 2);
-    for (int w = 0; w < 4; ++w) {
-      uint32_t word = 0;
-      for (int j = 0; j < 4; ++j) {
-        const auto byte = static_cast<uint32_t>(row[header + 4 * j + w]);
-        word |= (byte & 15u) << (4 * j) | (byte >> 4) << (4 * j + 16);
-      }
-      std::memcpy(panel + 16 * header + (w * kLanes + lane) * 4, &word, 4);
+    if (header_bytes(type) == 64) std::memcpy(panel + 32 + 2 * lane, row + 2, 2);
+    pack_values(values_of_32(type, row), weight_bits(type), lane, panel + header_bytes(type));
+  }
+}
+
+// Eight factors of the scale and eight of the minimum, of six bits each. The low bits of the last four of both share
+// bytes; their upper two bits lie above the first four.
+void pack_factors(const std::byte* packed, int nth, std::byte* factors) {
+  const auto at = [packed](int i) { return static_cast<uint32_t>(packed[i]); };
+  const uint32_t scale = nth < 4 ? at(nth) & 63u : (at(nth + 4) & 15u) | at(nth - 4) >> 6 << 4;
+  const uint32_t min = nth < 4 ? at(nth + 4) & 63u : at(nth + 4) >> 4 | at(nth) >> 6 << 4;
+  factors[0] = static_cast<std::byte>(scale);
+  factors[1] = static_cast<std::byte>(min);
+}
+
+void pack_k(WeightType type, const std::byte* row, int lane, int cols, std::byte* panel) {
+  for (int b = 0; b < cols / 256; ++b, row += block_bytes(type), panel += record_bytes(type)) {
+    std::memcpy(panel + 2 * lane, row, 2);
+    panel[32 + 2 * lane] = row[2];
+    panel[32 + 2 * lane + 1] = row[3] ^ std::byte{0x80};  // -min
+    for (int nth = 0; nth < 8; ++nth) {
+      pack_factors(row + 4, nth, panel + 64 + (nth * kLanes + lane) * 2);
+      pack_values(values_of_k(type, row, nth), weight_bits(type), lane,
+                  panel + header_bytes(type) + nth * 4 * kLanes * weight_bits(type));
+    }
+  }
+}
+
+void pack_q6_k(const std::byte* row, int lane, int cols, std::byte* panel) {
+  constexpr WeightType type = WeightType::q6_k;
+  for (int b = 0; b < cols / 256; ++b, row += block_bytes(type), panel += record_bytes(type)) {
+    std::memcpy(panel + 2 * lane, row + 208, 2);
+    for (int nth = 0; nth < 8; ++nth) {
+      std::memcpy(panel + 64 + (nth * kLanes + lane) * 2, row + 192 + 2 * nth, 2);
+      pack_values(values_of_q6_k(row, nth), 6, lane, panel + header_bytes(type) + nth * 4 * kLanes * 6);
     }
   }
 }
@@ -63,9 +153,14 @@ void pack_row(WeightType type, const std::byte* row, int lane, int cols, std::by
       return pack_words(reinterpret_cast<const uint16_t*>(row), lane, cols, reinterpret_cast<uint16_t*>(panel));
     case WeightType::bf16:
       return pack_bf16(reinterpret_cast<const uint16_t*>(row), lane, cols, reinterpret_cast<uint16_t*>(panel));
-    case WeightType::q4_0: return pack_q4(row, lane, cols, panel, false);
-    case WeightType::q4_1: return pack_q4(row, lane, cols, panel, true);
+    case WeightType::q4_0:
+    case WeightType::q4_1:
+    case WeightType::q5_0:
+    case WeightType::q5_1: return pack_32(type, row, lane, cols, panel);
     case WeightType::q8_0: return pack_q8(row, lane, cols, panel);
+    case WeightType::q4_k:
+    case WeightType::q5_k: return pack_k(type, row, lane, cols, panel);
+    case WeightType::q6_k: return pack_q6_k(row, lane, cols, panel);
   }
 }
 
@@ -77,7 +172,12 @@ WeightType weight_type(const std::string& name) {
   if (name == "bf16") return WeightType::bf16;
   if (name == "q4_0") return WeightType::q4_0;
   if (name == "q4_1") return WeightType::q4_1;
+  if (name == "q5_0") return WeightType::q5_0;
+  if (name == "q5_1") return WeightType::q5_1;
   if (name == "q8_0") return WeightType::q8_0;
+  if (name == "q4_k") return WeightType::q4_k;
+  if (name == "q5_k") return WeightType::q5_k;
+  if (name == "q6_k") return WeightType::q6_k;
   fail("unknown weight type ", name);
 }
 
@@ -85,8 +185,9 @@ Weight::Weight(ThreadPool& pool, WeightType type, int rows, int cols, const std:
     : type_(type), rows_(rows), cols_(cols) {
   if (rows < 1 || cols < 1) fail("a weight needs rows and columns, got ", rows, " x ", cols);
   const int depth = record_inputs(type);
-  if (depth == 32 && cols % 32 != 0) fail("columns of a quantised weight must be a multiple of 32, got ", cols);
-  const size_t stride = row_bytes(type, cols);
+  if (is_quantised(type) && cols % depth != 0)
+    fail("a weight in blocks of ", depth, " needs a multiple of ", depth, " columns, got ", cols);
+  const size_t stride = static_cast<size_t>(cols) * block_bytes(type) / static_cast<size_t>(depth);
   if (bytes != stride * static_cast<size_t>(rows))
     fail("a weight of ", rows, " x ", cols, " takes ", stride * static_cast<size_t>(rows), " bytes, got ", bytes);
   panel_bytes_ = static_cast<size_t>((cols + depth - 1) / depth) * record_bytes(type);

@@ -2,6 +2,7 @@
 // number must come out everywhere. For machines on which no Python runs, such as an emulator.
 
 #include <cstdio>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -21,23 +22,32 @@ uint32_t draw() {  // xorshift32
   return state;
 }
 
-// Random bytes whose floats are finite and small: the two bytes of a half or bfloat16 get an exponent of about 1/8.
+struct Layout {  // of a block: values, bytes, the exponent that its halves get, and where they are
+  size_t values, size;
+  uint16_t exponent;
+  std::vector<size_t> halves;
+};
+const std::map<std::string, Layout> kLayouts{
+    {"f32", {1, 4, 0x3d00, {2}}},         {"f16", {1, 2, 0x2c00, {0}}},         {"bf16", {1, 2, 0x3d00, {0}}},
+    {"q4_0", {32, 18, 0x1800, {0}}},      {"q4_1", {32, 20, 0x1800, {0, 2}}},   {"q5_0", {32, 22, 0x1400, {0}}},
+    {"q5_1", {32, 24, 0x1400, {0, 2}}},   {"q8_0", {32, 34, 0x1800, {0}}},      {"q4_k", {256, 144, 0x0400, {0, 2}}},
+    {"q5_k", {256, 176, 0x0400, {0, 2}}}, {"q6_k", {256, 210, 0x0000, {208}}},
+};
+
+// Random bytes whose floats are finite and small: the two bytes of a half or bfloat16 get an exponent with which values
+// come to about 1/8.
 std::unique_ptr<Weight> make(ThreadPool& pool, const std::string& name, int rows, int cols) {
   const WeightType type = weight_type(name);
-  const size_t values = name[0] == 'q' ? 32 : 1;
-  const size_t size = name == "f32" ? 4 : name == "q4_0" ? 18 : name == "q4_1" ? 20 : name == "q8_0" ? 34 : 2;
-  std::vector<std::byte> data(static_cast<size_t>(rows * cols) / values * size);
+  const Layout& layout = kLayouts.at(name);
+  std::vector<std::byte> data(static_cast<size_t>(rows * cols) / layout.values * layout.size);
   for (std::byte& byte : data) byte = static_cast<std::byte>(draw());
-  const uint16_t exponent = name == "f32" || name == "bf16" ? 0x3d00 : name[0] == 'q' ? 0x1800 : 0x2c00;
   const auto tame = [&](size_t i) {
-    const uint16_t half = static_cast<uint16_t>((draw() & 0x80ff) | exponent);
+    const uint16_t half = static_cast<uint16_t>((draw() & 0x80ff) | layout.exponent);
     data[i] = static_cast<std::byte>(half & 0xff);
     data[i + 1] = static_cast<std::byte>(half >> 8);
   };
-  for (size_t i = 0; i < data.size(); i += size) {
-    tame(name == "f32" ? i + 2 : i);
-    if (name == "q4_1") tame(i + 2);
-  }
+  for (size_t i = 0; i < data.size(); i += layout.size)
+    for (const size_t half : layout.halves) tame(i + half);
   return std::make_unique<Weight>(pool, type, rows, cols, data.data(), data.size());
 }
 
@@ -49,11 +59,11 @@ uint64_t hash_of(const Kernels& kernels, Rounding rounding) {
     kept.push_back(make(pool, type, rows, cols));
     return *kept.back();
   };
-  Program program(pool, kernels, rounding, {6, 2, 16, 64}, 512);
+  Program program(pool, kernels, rounding, {8, 2, 16, 64}, 512);
   const std::vector<double> frequencies{1.0, 0.5, 0.3, 0.1, 0.05, 0.02, 0.01, 0.001};
   int x = program.embed(weight("q8_0", 50, 64));
   int layer = 0;
-  for (const std::string type : {"f32", "f16", "bf16", "q4_0", "q4_1", "q8_0"}) {
+  for (const std::string type : {"f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0"}) {
     const int normed = program.rms_norm(x, weight("f32", 1, 64), 1e-5f);
     const int qkv = program.linear(normed, {&weight(type, 128, 64)}, {});
     const int seen = program.attention(qkv, layer, {4, 2, 16, 0.25f}, frequencies, layer % 2 == 0);
@@ -61,6 +71,10 @@ uint64_t hash_of(const Kernels& kernels, Rounding rounding) {
     x = program.add(x, program.linear(seen, {&weight(type, 64, 64)}, {}));
     const int hidden = program.silu_mul(program.linear(x, {&weight(type, 192, 64)}, {}));
     x = program.add(x, program.linear(hidden, {&weight(type, 64, 96)}, {}));
+  }
+  for (const std::string type : {"q4_k", "q5_k", "q6_k"}) {  // of rows four times as wide
+    const int wide = program.linear(program.rms_norm(x, weight("f32", 1, 64), 1e-5f), {&weight("f16", 256, 64)}, {});
+    x = program.add(x, program.linear(wide, {&weight(type, 64, 256)}, {}));
   }
   program.seal(program.linear(program.select_logit_rows(x), {&weight("q4_1", 50, 64)}, {}));
 

@@ -1,0 +1,159 @@
+"""Activations rounded to int8 and bf16: near the exact ones, the same bits everywhere."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headrace.ops.interface import TensorView, WeightType
+from headrace.ops.native import _native
+from headrace.ops.native.backend import NativeBackend
+from support.ops_rig import BLOCKS, apply, noise_of, to_bf16, values_of, view_of, whole_blocks
+
+ISAS = _native.usable_isas()
+BF16_ISAS = [isa for isa in ISAS if _native.has_bf16(isa)]
+INT8_TYPES = [type for type in WeightType if BLOCKS[type].num_values > 1]
+
+
+def exact_backend() -> NativeBackend:
+    return NativeBackend(threads=1, activations="f32")
+
+
+def normal(*shape: int, seed: int = 0) -> Any:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def linear(backend: NativeBackend, x: Any, weight: Any) -> Any:
+    return apply(backend, lambda ops, x, w: ops.linear(x, (w["w"],)), x, {"w": weight})
+
+
+def noise(type: WeightType, rows: int, cols: int) -> Any:
+    return noise_of(type, rows, cols, np.random.default_rng(cols))
+
+
+def int8_backend(isa: str = "auto", threads: int = 1) -> NativeBackend:
+    return NativeBackend(threads=threads, isa=isa, activations="int8")
+
+
+def to_int8(x: Any) -> Any:
+    """Rows in blocks of 32, each rounded to 255 levels of its own: (levels, scales)."""
+    blocks = x.reshape(len(x), -1, 32)
+    greatest = np.abs(blocks).max(-1, keepdims=True)
+    factor = (np.float32(127) / np.where(greatest > 0, greatest, 1)).astype(np.float32)
+    levels = np.rint(blocks.astype(np.float64) * factor)
+    return levels, greatest / np.float32(127)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("type", INT8_TYPES)
+@pytest.mark.parametrize("inputs", [32, 96, 544])
+def test_int8_activations(isa: str, type: WeightType, inputs: int) -> None:
+    inputs = whole_blocks(type, inputs)
+    x = normal(31, inputs) * np.exp(normal(1, inputs, seed=3))
+    weight = noise(type, 37, inputs)
+    levels, scales = to_int8(x)
+    exact = (levels * scales.astype(np.float64)).reshape(x.shape) @ values_of(weight).T
+    tolerance = 2e-6 * np.abs(x).astype(np.float64) @ np.abs(values_of(weight)).T
+    out = linear(int8_backend(isa), x, weight)
+    assert (np.abs(out - exact) <= tolerance + 1e-30).all()
+
+
+@pytest.mark.parametrize("type", INT8_TYPES)
+def test_int8_activations_are_near_the_exact_ones(type: WeightType) -> None:
+    inputs = whole_blocks(type, 576)
+    x, weight = normal(31, inputs), view_of(normal(64, inputs, seed=1), type)
+    exact = linear(exact_backend(), x, weight)
+    error = linear(int8_backend(), x, weight) - exact
+    assert 0 < np.sqrt((error**2).mean()) < 0.007 * exact.std()
+
+
+@pytest.mark.parametrize("type", INT8_TYPES)
+def test_int8_bits_do_not_depend_on_rows_threads_or_instruction_set(type: WeightType) -> None:
+    inputs = whole_blocks(type, 288)
+    x, weight = normal(40, inputs), noise(type, 200, inputs)
+    together = linear(int8_backend(), x, weight)
+    for count in range(1, 40):
+        assert (linear(int8_backend(), x[:count], weight) == together[:count]).all(), count
+    results = {linear(int8_backend(isa, n), x, weight).tobytes() for isa in ISAS for n in (1, 2, 5)}
+    assert results == {together.tobytes()}
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("type", INT8_TYPES)
+def test_int8_at_the_ends_of_its_range(isa: str, type: WeightType) -> None:
+    """The greatest products that there are, in every lane, and blocks of nothing."""
+    block = BLOCKS[type]
+    x = np.ones((6, 3 * block.num_values), np.float32)
+    x[1], x[2], x[3, 40:70], x[4] = -1, 1e-38, 0, 3e38
+    # All bits set, then none: q at both ends. Q8_0 has -128, which no quantiser writes.
+    for fill in (0x80,) if type is WeightType.Q8_0 else (0xFF, 0x00):
+        raw = np.full((16 * 3, block.num_bytes), fill, np.uint8)
+        for _, _, first, end in block.floats:
+            raw[:, first:end] = np.array([1.0], np.float16).view(np.uint8)
+        if type in (WeightType.Q4_K, WeightType.Q5_K):
+            raw[:, 3] |= 0x80  # the minimum is subtracted, and infinity minus infinity no number
+            raw[:, 4:16] = 0xFF
+        if type is WeightType.Q6_K:
+            raw[:, 192:208] = 0x80  # the factor with the greatest magnitude
+        weight = TensorView("w", type, 16, x.shape[1], memoryview(raw.tobytes()))
+        out = linear(int8_backend(isa), x, weight)
+        exact = x.astype(np.float64) @ values_of(weight).T
+        exact[2] = 0.0  # too small to have a scale
+        with np.errstate(over="ignore"):
+            np.testing.assert_allclose(out, exact.astype(np.float32), rtol=1e-6)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("type", INT8_TYPES)
+@pytest.mark.parametrize("q", [-32, 31])
+def test_int8_sums_fit_where_signs_agree(isa: str, type: WeightType, q: int) -> None:
+    """Inputs of one sign in each half of a block, of the other in the other half, and of both in
+    turns: every partial sum at its end, whatever the order of the products.
+    """
+    cols = whole_blocks(type, 256)
+    weight = view_of(np.full((17, cols), q, np.float32), type)
+    halves = np.repeat(np.tile([1.0, -1.0], cols // 32), 16)
+    bytes_, quads = np.repeat(np.tile([1.0, -1.0], cols // 16), 8), np.tile([1.0, -1.0], cols // 2)
+    x = np.stack([np.ones(cols), -np.ones(cols), halves, -halves, bytes_, quads]).astype(np.float32)
+    exact = x.astype(np.float64) @ values_of(weight).T
+    out = linear(int8_backend(isa), x, weight)
+    np.testing.assert_allclose(out, exact, rtol=1e-6, atol=1e-6 * cols * abs(q))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("broken", [np.inf, -np.inf, np.nan])
+def test_int8_hides_nothing_that_is_no_number(isa: str, broken: float) -> None:
+    x, weight = normal(3, 96), view_of(normal(16, 96, seed=1), WeightType.Q4_1)
+    x[1, 50] = broken
+    with np.errstate(all="ignore"):
+        out = linear(int8_backend(isa), x, weight)
+    assert np.isnan(out[1]).all()
+    assert np.isfinite(out[[0, 2]]).all()
+
+
+@pytest.mark.parametrize("type", [WeightType.F32, WeightType.F16])
+def test_int8_is_for_quantised_weights(type: WeightType) -> None:
+    x, weight = normal(3, 96), view_of(normal(16, 96, seed=1), type)
+    assert (linear(int8_backend(), x, weight) == linear(exact_backend(), x, weight)).all()
+
+
+def test_weights_of_several_types_in_one_operation() -> None:
+    x = normal(5, 256)
+    views = {type.value: view_of(normal(19, 256, seed=1), type) for type in WeightType}
+    together = apply(
+        int8_backend(), lambda ops, x, w: ops.linear(x, tuple(w[name] for name in views)), x, views
+    )
+    apart = [linear(int8_backend(), x, view) for view in views.values()]
+    assert (together == np.hstack(apart)).all()
+
+
+@pytest.mark.parametrize("isa", BF16_ISAS)
+@pytest.mark.parametrize("inputs", [32, 33, 301])
+def test_bf16_activations(isa: str, inputs: int) -> None:
+    x, weight = normal(31, inputs), view_of(normal(37, inputs, seed=1), WeightType.BF16)
+    backend = NativeBackend(threads=2, isa=isa, activations="bf16")
+    out = linear(backend, x, weight)
+    exact = to_bf16(x).astype(np.float64) @ values_of(weight).T
+    np.testing.assert_allclose(out, exact, rtol=0, atol=1e-3)
+    for count in range(1, 31):
+        assert (linear(backend, x[:count], weight) == out[:count]).all(), count
