@@ -92,8 +92,3 @@ def test_what_is_refused_changes_nothing(backend: Any) -> None:
 def test_wrong_copies(backend: Any, copy: tuple[int, int, int]) -> None:
     with pytest.raises(DeviceError):
         program_of(backend).copy_blocks([BlockCopy(BlockId(copy[0]), BlockId(copy[1]), copy[2])])
-
-
-def test_a_pool_of_another_kind_is_refused(backend: Any) -> None:
-    with pytest.raises(DeviceError, match="bf16"):
-        compile_rows(backend, lambda ops, x, w: x, ROWS, kv=KvLayout(1, 1, 8, 4, dtype="f16"))

@@ -2,120 +2,36 @@
 its prompt is cut, on what the cache holds, or on being preempted.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
+from itertools import product
 from pathlib import Path
-from random import Random
+from typing import Any
 
 import msgspec
 import pytest
 
 from headrace.core.base.events import StartStep
-from headrace.core.base.plan import TokenLogprob
-from headrace.core.base.sampling import SamplingParams
-from headrace.core.config.schema import (
-    Config,
-    DeviceConfig,
-    KvConfig,
-    ModelConfig,
-    SchedulerConfig,
-    TelemetryConfig,
-)
-from headrace.live.boot import Booted, boot
 from headrace.live.event_log import EventLogReader
 from headrace.live.generate import GenerateRequest
 from headrace.live.replay import replay
 from headrace.models.hub import ensure_default_model
-from support.tiny_model import BLOCK_BYTES, VOCAB, write_tiny_model
+from support.schedules import (
+    MAX_MODEL_LEN,
+    MAX_PROMPT,
+    MAX_TOKENS,
+    SMALL_POOL_BLOCKS,
+    Output,
+    block_bytes,
+    draw_requests,
+    run,
+    run_alone,
+    start,
+)
+from support.tiny_model import VOCAB, write_tiny_model
 
 pytest.importorskip("headrace.ops.native._native")
-
-Output = tuple[tuple[int, ...], tuple[TokenLogprob, ...], tuple[TokenLogprob, ...], str]
-
-SMALL_POOL_BLOCKS = 24
-
-
-def draw_requests(
-    vocab_size: int, *, num_requests: int, max_prompt: int, max_tokens: int
-) -> list[GenerateRequest]:
-    """Prompts that share beginnings; half greedy, half seeded, some with everything that sampling
-    can be asked for.
-    """
-    rng = Random(1)
-    stems = [[rng.randrange(2, vocab_size) for _ in range(max_prompt // 2)] for _ in range(3)]
-    requests = []
-    for index in range(num_requests):
-        stem = stems[index % 3][: rng.randrange(max_prompt // 2 + 1)]
-        own = [rng.randrange(2, vocab_size) for _ in range(rng.randrange(1, max_prompt // 2))]
-        requests.append(
-            GenerateRequest(
-                request_id=f"r{index}",
-                prompt_tokens=stem + own,
-                params=SamplingParams(
-                    temperature=0.0 if index % 2 else 0.9,
-                    top_p=0.95 if index % 3 else 1.0,
-                    top_k=40 if index % 4 == 0 else 0,
-                    min_p=0.01 if index % 6 == 0 else 0.0,
-                    seed=index,
-                    presence_penalty=0.5 if index % 5 == 0 else 0.0,
-                    repetition_penalty=1.1 if index % 7 == 0 else 1.0,
-                    max_tokens=rng.randrange(max_tokens // 2, max_tokens + 1),
-                    ignore_eos=True,
-                    logprobs=3,
-                    prompt_logprobs=1 if index % 8 == 0 else None,
-                ),
-            )
-        )
-    return requests
-
-
-def start(
-    path: Path,
-    *,
-    chunk_tokens: int,
-    num_blocks: int,
-    block_bytes: int,
-    max_model_len: int,
-    overlap: str = "off",
-    event_log: str = "",
-) -> Booted:
-    return boot(
-        Config(
-            model=ModelConfig(path=str(path), max_model_len=max_model_len),
-            device=DeviceConfig(backend="native", threads=2),
-            kv=KvConfig(memory_bytes=num_blocks * block_bytes),
-            scheduler=SchedulerConfig(
-                step_tokens=max(chunk_tokens, 64),
-                chunk_tokens=chunk_tokens,
-                admission="optimistic",
-                overlap=overlap,
-            ),
-            telemetry=TelemetryConfig(event_log=event_log),
-        )
-    )
-
-
-def run(
-    booted: Booted, requests: list[GenerateRequest], *, salt: str, num_concurrent: int
-) -> list[Output]:
-    salted = [replace(request, salt=salt) for request in requests]
-    deltas = list(booted.text_engine.stream_all(salted, max_open=num_concurrent))
-    outputs: list[Output] = []
-    for index in range(len(requests)):
-        own = [delta for i, delta in deltas if i == index]
-        assert own[-1].finish is not None
-        assert own[-1].finish.reason == "length"
-        outputs.append(
-            (
-                tuple(token for delta in own for token in delta.token_ids),
-                tuple(logprob for delta in own for logprob in delta.logprobs),
-                tuple(logprob for delta in own for logprob in delta.prompt_logprobs),
-                "".join(delta.text for delta in own),
-            )
-        )
-    return outputs
-
-
-MAX_PROMPT, MAX_TOKENS, MAX_MODEL_LEN = 120, 24, 160
 
 
 @pytest.fixture(scope="module")
@@ -129,43 +45,55 @@ def requests() -> list[GenerateRequest]:
 
 
 @pytest.fixture(scope="module")
-def alone(tiny_model: Path, requests: list[GenerateRequest]) -> list[Output]:
-    """Every request by itself, its prompt in one piece, with an empty cache."""
-    booted = start(
-        tiny_model,
-        chunk_tokens=512,
-        num_blocks=64,
-        block_bytes=BLOCK_BYTES,
-        max_model_len=MAX_MODEL_LEN,
-    )
-    outputs = [
-        run(booted, [request], salt=request.request_id, num_concurrent=1)[0] for request in requests
-    ]
-    booted.close()
-    # Outputs that are all alike would be equal whatever went wrong.
-    assert len({tokens for tokens, *_ in outputs}) == len(outputs)
-    assert len({token for tokens, *_ in outputs for token in tokens}) > VOCAB / 2
-    return outputs
+def alone_by_kv_dtype(
+    tiny_model: Path, requests: list[GenerateRequest]
+) -> Callable[[str], list[Output]]:
+    @cache
+    def alone(kv_dtype: str) -> list[Output]:
+        outputs = run_alone(tiny_model, requests, kv_dtype)
+        assert len({token for tokens, *_ in outputs for token in tokens}) > VOCAB / 2
+        return outputs
+
+    return alone
+
+
+@pytest.fixture(scope="module")
+def alone(alone_by_kv_dtype: Callable[[str], list[Output]]) -> list[Output]:
+    return alone_by_kv_dtype("bf16")
+
+
+def schedules() -> list[Any]:
+    """(type of keys and values, chunk tokens, overlap): all of them, the slow ones marked."""
+    cases = []
+    for kv_dtype, chunk_tokens, overlap in product(
+        ("bf16", "int8", "fp8"), (16, 64, 512), ("off", "on")
+    ):
+        case = kv_dtype, chunk_tokens, overlap
+        is_quick = kv_dtype == "bf16" or case in (("int8", 64, "on"), ("fp8", 16, "off"))
+        cases.append(pytest.param(*case, marks=[] if is_quick else pytest.mark.slow))
+    return cases
 
 
 @pytest.mark.parametrize("is_preempting", [False, True], ids=["roomy", "preempting"])
-@pytest.mark.parametrize("chunk_tokens", [16, 64, 512])
-@pytest.mark.parametrize("overlap", ["off", "on"])
+@pytest.mark.parametrize(("kv_dtype", "chunk_tokens", "overlap"), schedules())
 def test_the_schedule_changes_no_byte(
     tiny_model: Path,
     requests: list[GenerateRequest],
-    alone: list[Output],
+    alone_by_kv_dtype: Callable[[str], list[Output]],
+    kv_dtype: str,
     chunk_tokens: int,
     is_preempting: bool,
     overlap: str,
     tmp_path: Path,
 ) -> None:
+    alone = alone_by_kv_dtype(kv_dtype)
     booted = start(
         tiny_model,
         chunk_tokens=chunk_tokens,
         num_blocks=SMALL_POOL_BLOCKS if is_preempting else 1024,
-        block_bytes=BLOCK_BYTES,
+        block_bytes=block_bytes(kv_dtype),
         max_model_len=MAX_MODEL_LEN,
+        kv_dtype=kv_dtype,
         overlap=overlap,
         event_log=str(tmp_path / "log"),
     )
@@ -206,7 +134,7 @@ def test_an_end_changes_no_byte_of_others_and_nothing_follows_it(
         tiny_model,
         chunk_tokens=64,
         num_blocks=SMALL_POOL_BLOCKS,
-        block_bytes=BLOCK_BYTES,
+        block_bytes=block_bytes("bf16"),
         max_model_len=MAX_MODEL_LEN,
         overlap=overlap,
         event_log=str(tmp_path / "log"),

@@ -11,6 +11,7 @@ from headrace.core.base.types import BlockId
 from headrace.ops.interface import (
     AttentionSpec,
     KvLayout,
+    KvType,
     Program,
     Rope,
     StepBatch,
@@ -191,19 +192,43 @@ def rotated(x: NDArray[Any], positions: Sequence[int], rope: Rope) -> NDArray[np
     return out
 
 
-def attended(rows: Array, spec: AttentionSpec, rope: Rope) -> NDArray[np.float64]:
-    """Causal attention over one sequence of qkv rows, query by query, with K and V in bf16."""
+def stored(values: NDArray[Any], type: KvType) -> NDArray[np.float64]:
+    """Keys or values [..., D] as the KV pool gives them back, in float64 but for the roundings that
+    are part of the type.
+    """
+    x = values.astype(np.float32).astype(np.float64)
+    match type:
+        case KvType.BF16:
+            return to_bf16(values).astype(np.float64)
+        case KvType.INT8:
+            greatest = np.abs(x).max(axis=-1, keepdims=True).astype(np.float32)
+            with np.errstate(all="ignore"):
+                levels = np.rint(x * (np.float32(127) / greatest).astype(np.float64))
+                scale = (greatest / np.float32(127)).astype(np.float64)
+                return np.where(greatest < 1e-30, 0.0, levels * scale)
+        case KvType.FP8:
+            with np.errstate(all="ignore"):
+                exponent = np.maximum(np.floor(np.log2(np.abs(x))), -6)
+                step = 2.0 ** (exponent - 3)
+                rounded = np.clip(np.rint(x / step) * step, -448, 448)
+            return np.where(np.isfinite(x), rounded, np.nan)
+
+
+def attended(
+    rows: Array, spec: AttentionSpec, rope: Rope, kv_type: KvType = KvType.BF16
+) -> NDArray[np.float64]:
+    """Causal attention over one sequence of qkv rows, query by query, with K and V as stored."""
     num_heads, num_kv_heads, dim = spec.num_heads, spec.num_kv_heads, spec.head_dim
     heads = rows.reshape(len(rows), -1, dim)
     positions = range(len(rows))
     q = rotated(heads[:, :num_heads], positions, rope)
-    k = to_bf16(rotated(heads[:, num_heads : num_heads + num_kv_heads], positions, rope))
-    v = to_bf16(heads[:, num_heads + num_kv_heads :])
+    k = stored(rotated(heads[:, num_heads : num_heads + num_kv_heads], positions, rope), kv_type)
+    v = stored(heads[:, num_heads + num_kv_heads :], kv_type)
     out = np.zeros((len(rows), num_heads, dim))
     for n in positions:
         for h in range(num_heads):
             group = h * num_kv_heads // num_heads
-            scores = k[: n + 1, group].astype(np.float64) @ q[n, h] * spec.scale
+            scores = k[: n + 1, group] @ q[n, h] * spec.scale
             weights = np.exp(scores - scores.max())
             out[n, h] = weights / weights.sum() @ v[: n + 1, group]
     return out.reshape(len(rows), -1)

@@ -10,6 +10,7 @@ from headrace.bench.install import Install
 from headrace.bench.kernels import KernelReport
 from headrace.bench.loads import LoadReport
 from headrace.bench.machine import Machine
+from headrace.bench.precision import Precision
 from headrace.bench.scheduler import StepOverhead
 from headrace.bench.sides import Comparison, Side
 from headrace.bench.tables import (
@@ -17,6 +18,7 @@ from headrace.bench.tables import (
     kernel_table,
     limit_table,
     load_table,
+    precision_table,
     scheduler_table,
 )
 
@@ -32,6 +34,7 @@ class Results(msgspec.Struct, omit_defaults=True, kw_only=True):
     sides: list[Side] = msgspec.field(default_factory=list)
     comparisons: list[Comparison] = msgspec.field(default_factory=list)
     scheduler: list[StepOverhead] = msgspec.field(default_factory=list)
+    precision: list[Precision] = msgspec.field(default_factory=list)
     install: Install | None = None
     kernels: KernelReport | None = None
 
@@ -58,6 +61,8 @@ def show(results: Results, console: Console) -> None:
         console.print(comparison_table(results.sides, results.comparisons))
     if results.scheduler:
         console.print(scheduler_table(results.scheduler))
+    if results.precision:
+        console.print(precision_table(results.precision))
     if results.install:
         console.print(
             f"fresh installation: {results.install.venv_bytes / 2**20:.0f} MiB in "

@@ -15,6 +15,7 @@ from headrace.bench.install import install
 from headrace.bench.kernels import measure_kernels
 from headrace.bench.loads import LOADS, LoadReport, Target, prompts_of, run_load, warm_up
 from headrace.bench.machine import machine, peak_memory_bytes
+from headrace.bench.precision import TEXTS, measure_precision, read_texts
 from headrace.bench.prompts import PromptWriter
 from headrace.bench.results import Results
 from headrace.bench.scheduler import measure_all
@@ -22,7 +23,7 @@ from headrace.bench.server import served_model, serving
 from headrace.bench.sides import compare, run_sides
 from headrace.core.base.errors import ConfigError
 from headrace.models.gguf import GgufFile
-from headrace.models.hub import ensure_default_model
+from headrace.models.hub import ensure_default_model, resolve_model
 from headrace.models.safetensors import SafetensorsFolder
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.models.text.vocabulary import tokenizer_from_folder, tokenizer_from_gguf
@@ -102,6 +103,13 @@ def run_scheduler_part() -> Results:
     results = Results(machine=machine())
     results.scheduler = measure_all()
     return results
+
+
+def run_precision_part(model: str, texts: Sequence[str]) -> Results:
+    """`model` is a file, a folder or a hub id, empty = the default model."""
+    found = read_texts(texts or TEXTS)
+    measured = list(measure_precision(resolve_model(model), found))
+    return Results(machine=machine(), precision=measured)
 
 
 def run_install_part(project: Path) -> Results:

@@ -12,6 +12,7 @@ from headrace.bench.baseline import Change
 from headrace.bench.kernels import Timed
 from headrace.bench.limits import Limits
 from headrace.bench.loads import LoadReport
+from headrace.bench.precision import Precision
 from headrace.bench.scheduler import StepOverhead
 from headrace.bench.sides import Comparison, Side
 
@@ -47,6 +48,15 @@ def scheduler_table(overheads: list[StepOverhead]) -> Table:
         step = overhead.step_us
         cells = (f"{step.p50:.0f}", f"{step.mean:.0f}", f"{step.p99:.0f}")
         table.add_row(str(overhead.num_running_seqs), *cells)
+    return table
+
+
+def precision_table(measured: Sequence[Precision]) -> Table:
+    title = f"perplexity over {measured[0].num_tokens} tokens"
+    table = right_aligned(title, "activations", "KV", "perplexity", "change %", "± %")
+    for one in measured:
+        change = (f"{100 * one.change:+.3f}", f"{100 * one.change_error:.3f}")
+        table.add_row(one.activations, one.kv_dtype, f"{one.perplexity:.4f}", *change)
     return table
 
 

@@ -13,6 +13,7 @@ from headrace.bench.suite import (
     run_install_part,
     run_kernels_part,
     run_load_part,
+    run_precision_part,
     run_scheduler_part,
 )
 from headrace.cli.bench_flags import LoadFlags, OutputFlags
@@ -32,6 +33,10 @@ def bench_load(urls: Sequence[str], loads: LoadFlags, output: OutputFlags) -> in
 
 def bench_scheduler(output: OutputFlags) -> int:
     return _give(run_scheduler_part(), output)
+
+
+def bench_precision(model: str | None, texts: Sequence[str], output: OutputFlags) -> int:
+    return _give(run_precision_part(model or "", texts), output)
 
 
 def bench_install(output: OutputFlags) -> int:

@@ -72,6 +72,30 @@ def scheduler(*, output: OutputFlags | None = None) -> int:
 
 
 @bench.command
+def precision(
+    model: Annotated[
+        str | None,
+        Parameter(help="GGUF file, folder of safetensors or hub id; none = the default model"),
+    ] = None,
+    /,
+    *,
+    text: Annotated[
+        tuple[str, ...],
+        Parameter(
+            negative="",
+            show_default=False,
+            help="file to score; may be repeated; none = those of the checkout in this folder",
+        ),
+    ] = (),
+    output: OutputFlags | None = None,
+) -> int:
+    """Measure the perplexity under each type of activations and of keys and values."""
+    from headrace.cli.bench import bench_precision
+
+    return bench_precision(model, text, output or OutputFlags())
+
+
+@bench.command
 def install(*, output: OutputFlags | None = None) -> int:
     """Install the checkout in this folder without extras, and measure time and size."""
     from headrace.cli.bench import bench_install

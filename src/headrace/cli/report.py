@@ -22,9 +22,10 @@ def memory_figures(ledger: ByteLedger) -> dict[str, int]:
     }
 
 
-def kv_figures(kv: KvPlan) -> dict[str, Any]:
+def kv_figures(kv: KvPlan, dtype: str) -> dict[str, Any]:
     usual = min(USUAL_TOKENS, kv.max_model_len)
     return {
+        "dtype": dtype,
         "num_blocks": kv.num_blocks,
         "block_size_tokens": kv.block_size,
         "block_bytes": kv.block_bytes,
@@ -58,7 +59,7 @@ def serve_figures(booted: Booted, url: str, started_s: float) -> dict[str, Any]:
             "activations": device.activations,
         },
         "memory": memory_figures(booted.ledger),
-        "kv": kv_figures(booted.kv),
+        "kv": kv_figures(booted.kv, booted.config.kv.dtype),
         "started_s": round(started_s, 3),
     }
 
@@ -106,7 +107,7 @@ def kv_facts(kv: dict[str, Any]) -> dict[str, str]:
         for num_tokens, count in kv["num_seqs_by_num_tokens"].items()
     )
     return {
-        "fits": f"{kv['num_tokens']} tokens in {kv['num_blocks']} blocks: {fits}",
+        "fits": f"{kv['num_tokens']} tokens in {kv['num_blocks']} {kv['dtype']} blocks: {fits}",
         "size": kv["reason"],
     }
 

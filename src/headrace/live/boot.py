@@ -23,7 +23,7 @@ from headrace.live.generate import TextEngine
 from headrace.live.machine import machine_facts
 from headrace.models.hub import resolve_model
 from headrace.models.load import LoadedModel, load_model
-from headrace.ops.interface import Backend, KvLayout, Model
+from headrace.ops.interface import Backend, KvLayout, KvType, Model
 
 Progress = Callable[[str, int, int], None]
 """Called with (what is under way: "fetch" or "load", bytes done, bytes in all)."""
@@ -154,7 +154,7 @@ def plan_memory(
         max_model_len=model.max_model_len,
         weight_bytes=backend.weight_bytes(),
         activation_bytes=_activation_bytes(model, config.scheduler),
-        block_bytes=_block_bytes(model),
+        block_bytes=_block_bytes(model, KvType(config.kv.dtype)),
         block_size=BLOCK_SIZE,
     )
     resolution = resolve(config, machine, facts)
@@ -163,9 +163,9 @@ def plan_memory(
     return resolution, resolution.kv
 
 
-def _block_bytes(model: Model[Any, Any]) -> int:
+def _block_bytes(model: Model[Any, Any], kv_type: KvType) -> int:
     return KvLayout(
-        model.num_layers, model.num_kv_heads, model.head_dim, num_blocks=1, block_size=BLOCK_SIZE
+        model.num_layers, model.num_kv_heads, model.head_dim, 1, BLOCK_SIZE, kv_type
     ).block_bytes
 
 
@@ -182,6 +182,7 @@ def _make_executor(
             backend,
             loaded.model,
             num_blocks=kv.num_blocks,
+            kv_type=KvType(config.kv.dtype),
             step_tokens=config.scheduler.step_tokens,
             max_model_len=kv.max_model_len,
         )

@@ -73,6 +73,30 @@ class AttentionSpec(msgspec.Struct, frozen=True):
     scale: float
 
 
+class KvType(StrEnum):
+    """How the KV pool stores a token's key or value of one head, rounded to nearest even.
+
+    INT8 is scale * q with q in -127..127 and a float32 scale for each of these vectors: its
+    greatest magnitude / 127, or 0 where that is below 1e-30. FP8 is E4M3 (OCP "fn") without a
+    scale: finite values beyond 448 become 448. What is no finite number reads as NaN: in FP8 that
+    element, in INT8 the whole vector.
+    """
+
+    BF16 = "bf16"
+    INT8 = "int8"
+    FP8 = "fp8"
+
+    def vector_bytes(self, head_dim: int) -> int:
+        """Bytes of one key or value, its scale included."""
+        match self:
+            case KvType.BF16:
+                return 2 * head_dim
+            case KvType.INT8:
+                return head_dim + 4
+            case KvType.FP8:
+                return head_dim
+
+
 class KvLayout(msgspec.Struct, frozen=True):
     """The KV pool. Bytes of a block are opaque outside the backend; it costs `block_bytes`."""
 
@@ -81,11 +105,12 @@ class KvLayout(msgspec.Struct, frozen=True):
     head_dim: int
     num_blocks: int
     block_size: int = 16
-    dtype: str = "bf16"
+    dtype: KvType = KvType.BF16
 
     @property
     def block_bytes(self) -> int:
-        return 2 * 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.block_size
+        num_vectors = 2 * self.num_layers * self.num_kv_heads * self.block_size
+        return num_vectors * self.dtype.vector_bytes(self.head_dim)
 
 
 class Ops(Protocol[T, W_in]):
@@ -110,8 +135,8 @@ class Ops(Protocol[T, W_in]):
         ...
 
     def attention(self, qkv: T, layer: int, spec: AttentionSpec, rope: Rope) -> T:
-        """Rotate q and k, write k and v (bf16) to the KV cache of `layer`, then attend causally
-        over the cache.
+        """Rotate q and k, write k and v to the KV cache of `layer` as its type stores them, then
+        attend causally over the cache.
 
         qkv rows are [q: H * D | k: Hkv * D | v: Hkv * D]; the result rows are [H * D]. A query at
         position p of its sequence sees positions 0..p, through the sequence's block table.

@@ -15,7 +15,7 @@ from headrace.core.base.events import StepDone, StepFailed
 from headrace.core.base.plan import PENDING, BlockCopy, SampleSpec, SeqStep, StepPlan, TokenLogprob
 from headrace.core.base.sampling import SamplingParams
 from headrace.core.base.types import BlockId, SeqId, StepId
-from headrace.ops.interface import KvLayout, RowRequest, RowResult, StepBatch
+from headrace.ops.interface import KvLayout, KvType, RowRequest, RowResult, StepBatch
 
 
 class RecordingProgram:
@@ -309,3 +309,13 @@ def test_what_the_core_is_told() -> None:
     assert backend.compiled == (KvLayout(2, 3, 8, 9), 32)
     assert (spec.model_digest, spec.num_blocks, spec.block_size) == ("ab", 9, 16)
     assert (spec.max_model_len, spec.vocab_size, spec.batch_invariant) == (50, 500, True)
+
+
+def test_the_kv_type_is_part_of_what_names_a_block() -> None:
+    backend = RecordingBackend()
+    executor = ModelExecutor(
+        backend, Shape(), num_blocks=9, step_tokens=32, max_model_len=50, kv_type=KvType.INT8
+    )
+    executor.close()
+    assert backend.compiled == (KvLayout(2, 3, 8, 9, dtype=KvType.INT8), 32)
+    assert executor.spec.kv_dtype == "int8"

@@ -128,6 +128,16 @@ def test_the_model_fills_in_what_depends_on_it(capsys: Capture, tmp_path: Path) 
     assert figures["kv.memory_bytes"]["reason"] == "all that 4 sequences of 512 tokens use"
 
 
+def test_the_kv_type_decides_what_a_block_takes(capsys: Capture, tmp_path: Path) -> None:
+    path = write_tiny_model(tmp_path / "tiny.gguf")
+    values = {}
+    for dtype in ("bf16", "int8", "fp8"):
+        figures = explain(capsys, str(path), "--max-running-seqs", "4", "--kv-dtype", dtype)
+        values[dtype] = figures["kv.memory_bytes"]["value"]
+    # Heads of 16: two bytes, one byte, one byte and a scale for each key and value.
+    assert values == {k: 4 * 32 * 128 * n for k, n in (("bf16", 32), ("int8", 20), ("fp8", 16))}
+
+
 def test_a_model_that_does_not_fit_still_gets_an_explanation(
     capsys: Capture, tmp_path: Path
 ) -> None:

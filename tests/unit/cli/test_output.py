@@ -37,7 +37,7 @@ FIGURES = {
     },
     "device": {"backend": "native", "isa": "avx2", "num_threads": 2, "activations": "f32"},
     "memory": memory_figures(KV.ledger),
-    "kv": kv_figures(KV),
+    "kv": kv_figures(KV, "int8"),
     "started_s": 0.94,
 }
 
@@ -84,7 +84,7 @@ def test_the_ledger_in_words_adds_up() -> None:
 
 
 def test_what_fits_is_told_for_usual_and_for_longest_requests() -> None:
-    assert kv_figures(KV)["num_seqs_by_num_tokens"] == {"512": 8, "2048": 2}
+    assert kv_figures(KV, "int8")["num_seqs_by_num_tokens"] == {"512": 8, "2048": 2}
 
 
 def test_the_table_at_the_start(capsys: Capture) -> None:
@@ -94,7 +94,7 @@ def test_the_table_at_the_start(capsys: Capture) -> None:
     for words in (
         "llama, 135M parameters, q4_1 + q8_0",
         "native, avx2, f32 activations, 2 threads",
-        "4096 tokens in 256 blocks: 8 requests of 512, or 2 requests of 2048",
+        "4096 tokens in 256 int8 blocks: 8 requests of 512, or 2 requests of 2048",
         "http://127.0.0.1:8000/v1  (ready after 0.9 s, Ctrl-C drains and stops)",
     ):
         assert words in out

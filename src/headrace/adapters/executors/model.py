@@ -29,6 +29,7 @@ from headrace.core.base.types import Ns, SeqId
 from headrace.ops.interface import (
     Backend,
     KvLayout,
+    KvType,
     Model,
     Program,
     RowRequest,
@@ -52,13 +53,16 @@ class ModelExecutor:
         num_blocks: int,
         step_tokens: int,
         max_model_len: int,
+        kv_type: KvType = KvType.BF16,
     ) -> None:
         """Compile `model` with a KV pool of `num_blocks`, for steps of `step_tokens` at most."""
-        layout = KvLayout(model.num_layers, model.num_kv_heads, model.head_dim, num_blocks)
+        layout = KvLayout(
+            model.num_layers, model.num_kv_heads, model.head_dim, num_blocks, dtype=kv_type
+        )
         program = backend.compile(model.forward, layout, step_tokens)
         self.spec = WorkerSpec(
             model_digest=model.digest,
-            kv_dtype=layout.dtype,
+            kv_dtype=layout.dtype.value,
             block_size=layout.block_size,
             num_blocks=num_blocks,
             max_model_len=max_model_len,

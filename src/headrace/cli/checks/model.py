@@ -61,7 +61,7 @@ def check_model(config: Config) -> Iterator[Check]:
             "file_bytes": about.file_bytes,
         },
     )
-    yield from _fits(kv)
+    yield from _fits(kv, config.kv.dtype)
 
 
 def _absent(asked: str) -> Check:
@@ -75,7 +75,7 @@ def _absent(asked: str) -> Check:
     return Check("model", Status.WARN, f"{asked} is not here", f"headrace pull {asked}")
 
 
-def _fits(kv: KvPlan) -> Iterator[Check]:
-    memory, figures = memory_figures(kv.ledger), kv_figures(kv)
+def _fits(kv: KvPlan, dtype: str) -> Iterator[Check]:
+    memory, figures = memory_figures(kv.ledger), kv_figures(kv, dtype)
     detail = f"{memory_facts(memory)['KV pool'].strip()}, {kv_facts(figures)['fits']}"
     yield Check("KV", Status.OK, detail, data={"memory": memory, "kv": figures})

@@ -70,6 +70,12 @@ class KvConfig:
         high=1 << 50,
         flag="--kv-memory",
     )
+    dtype: str = setting(
+        "bf16",
+        "how keys and values are stored; int8 and fp8 take about half the memory",
+        choices=("bf16", "int8", "fp8"),
+        flag="--kv-dtype",
+    )
     prefix_cache: bool = setting(True, "keep finished blocks and share equal prefixes")
 
 

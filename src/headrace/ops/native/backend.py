@@ -106,12 +106,8 @@ class NativeBackend:
     def compile(
         self, forward: Forward[int, _native.Weight], kv: KvLayout, max_tokens: int
     ) -> "NativeProgram":
-        if kv.block_size != _BLOCK_TOKENS or kv.dtype != "bf16":
-            raise DeviceError(
-                "the native backend stores blocks of 16 tokens in bf16",
-                block_size=kv.block_size,
-                dtype=kv.dtype,
-            )
+        if kv.block_size != _BLOCK_TOKENS:
+            raise DeviceError("KV blocks have 16 tokens", block_size=kv.block_size)
         with _faults():
             program = _native.Program(
                 self._pool,
@@ -122,6 +118,7 @@ class NativeBackend:
                 kv.num_kv_heads,
                 kv.head_dim,
                 kv.num_blocks,
+                kv.dtype.value,
                 max_tokens,
             )
             program.seal(forward(_Recorder(program)))

@@ -17,6 +17,7 @@ from headrace.ops.interface import (
     AttentionSpec,
     Forward,
     KvLayout,
+    KvType,
     Rope,
     RowRequest,
     RowResult,
@@ -50,8 +51,6 @@ class TorchBackend:
     def compile(
         self, forward: Forward[Tensor, Tensor], kv: KvLayout, max_tokens: int
     ) -> "TorchProgram":
-        if kv.dtype != "bf16":
-            raise DeviceError("the KV pool is bf16", dtype=kv.dtype)
         try:
             return TorchProgram(forward, kv, max_tokens, self.device)
         except RuntimeError as error:  # torch's word for "out of memory"
@@ -61,7 +60,9 @@ class TorchBackend:
 
 
 class TorchProgram:
-    """A model's `forward` and its KV pool [layers, blocks, block size, 2, Hkv, D] in bf16."""
+    """A model's `forward` and its KV pool [layers, blocks, block size, 2, Hkv, D]: float32 that
+    hold what keys and values are after rounding to the pool's type.
+    """
 
     def __init__(
         self, forward: Forward[Tensor, Tensor], kv: KvLayout, max_tokens: int, device: str
@@ -71,14 +72,16 @@ class TorchProgram:
         self._max_tokens = max_tokens
         self._device = device
         shape = (kv.num_layers, kv.num_blocks, kv.block_size, 2, kv.num_kv_heads, kv.head_dim)
-        self._pool = torch.zeros(shape, dtype=torch.bfloat16, device=device)
+        self._pool = torch.zeros(shape, device=device)
         self._logits = torch.empty(0, 0)
 
     @torch.inference_mode()
     def run(self, batch: StepBatch) -> None:
         self._check(batch)
         # On the CPU, so that what is drawn from a row depends on no device's order of summation.
-        self._logits = self._forward(TorchStep(batch, self._pool, self._device)).cpu()
+        self._logits = self._forward(
+            TorchStep(batch, self._pool, self._kv.dtype, self._device)
+        ).cpu()
 
     def finish_rows(self, requests: Sequence[RowRequest]) -> list[RowResult]:
         if len(requests) != len(self._logits):
@@ -133,9 +136,10 @@ class TorchProgram:
 class TorchStep:
     """The `Ops` of one step: each call computes at once."""
 
-    def __init__(self, batch: StepBatch, pool: Tensor, device: str) -> None:
+    def __init__(self, batch: StepBatch, pool: Tensor, kv_type: KvType, device: str) -> None:
         self._batch = batch
         self._pool = pool
+        self._kv_type = kv_type
         self._device = device
 
     def embed(self, table: Tensor) -> Tensor:
@@ -188,10 +192,11 @@ class TorchStep:
         q, k, v = torch.split(heads, [num_heads, num_kv_heads, num_kv_heads], dim=1)
         q, k = rotate(q, positions, rope), rotate(k, positions, rope)
         pool, size = self._pool[layer], self._pool.shape[2]
-        pool[blocks[positions // size], positions % size] = torch.stack((k, v), 1).bfloat16()
+        stored = round_kv(torch.stack((k, v), 1), self._kv_type)
+        pool[blocks[positions // size], positions % size] = stored
 
         seen = torch.arange(int(positions[-1]) + 1, device=self._device)
-        cached = pool[blocks[seen // size], seen % size].float()  # [S, 2, Hkv, D]
+        cached = pool[blocks[seen // size], seen % size]  # [S, 2, Hkv, D]
         keys, values = cached.repeat_interleave(num_heads // num_kv_heads, dim=2).unbind(1)
         scores = torch.einsum("nhd,shd->hns", q, keys) * spec.scale
         scores = scores.masked_fill(seen > positions[:, None], -torch.inf)
@@ -212,3 +217,19 @@ def rotate(x: Tensor, positions: Tensor, rope: Rope) -> Tensor:
         return torch.stack(turned, dim=-1).flatten(-2)
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, first * sin + second * cos), dim=-1)
+
+
+def round_kv(x: Tensor, kv_type: KvType) -> Tensor:
+    """Keys or values [..., D] in float32, as the KV pool gives them back."""
+    match kv_type:
+        case KvType.BF16:
+            return x.bfloat16().float()
+        case KvType.FP8:
+            finite = torch.where(x.isfinite(), x, torch.nan)
+            return finite.clamp(-448, 448).to(torch.float8_e4m3fn).float()
+        case KvType.INT8:
+            greatest = x.abs().amax(dim=-1, keepdim=True)
+            factor = torch.where(greatest < 1e-30, 0.0, 127 / greatest)
+            # In float64 the product is exact, so that it is rounded once.
+            levels = (x.double() * factor.double()).round().float()
+            return levels * torch.where(greatest.isfinite(), greatest / 127, torch.nan)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from headrace.core.base.errors import ConfigError, DeviceError
-from headrace.ops.interface import AttentionSpec, KvLayout, Rope, TensorView, WeightType
+from headrace.ops.interface import AttentionSpec, KvLayout, KvType, Rope, TensorView, WeightType
 from headrace.ops.native import _native
 from headrace.ops.native.backend import NativeBackend, default_threads
 from support.ops_rig import apply, batch_of, compile_rows, run, view_of
@@ -135,13 +135,26 @@ def test_models_that_do_not_fit_together(name: str) -> None:
         KvLayout(1, 1, 258, 4),
         KvLayout(1, 1, 8, 0),
         KvLayout(1, 1, 8, 4, block_size=32),
-        KvLayout(1, 1, 8, 4, dtype="f16"),
         KvLayout(1000, 1000, 256, 2**31 - 1),  # more bytes than there are
     ],
 )
 def test_kv_pools_that_cannot_be(kv: KvLayout) -> None:
     with pytest.raises(DeviceError):
         compile_rows(NativeBackend(1), lambda ops, x, w: x, ROWS, kv=kv)
+
+
+@pytest.mark.parametrize("kv_type", list(KvType))
+@pytest.mark.parametrize("dim", [2, 6, 64])
+def test_the_pool_is_as_large_as_the_layout_says(kv_type: KvType, dim: int) -> None:
+    layout = KvLayout(3, 2, dim, 5, dtype=kv_type)
+    shape = (layout.num_layers, layout.num_kv_heads, layout.head_dim, layout.num_blocks)
+    program = _native.Program(_native.Pool(1), "portable", False, False, *shape, kv_type.value, 8)
+    assert program.kv_bytes == layout.num_blocks * layout.block_bytes
+
+
+def test_a_kv_type_that_there_is_not() -> None:
+    with pytest.raises(_native.Fault, match="bf16, int8 or fp8, not as f16"):
+        _native.Program(_native.Pool(1), "portable", False, False, 1, 1, 8, 4, "f16", 8)
 
 
 def test_logits_must_be_of_selected_rows() -> None:

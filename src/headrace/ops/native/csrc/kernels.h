@@ -117,7 +117,20 @@ struct LinearSpan {
   const float* bias;  // of the first panel's first output; may be null
 };
 
-// One row of q, k, v: rotate q into `q_out`; rotate k and append k and v, rounded to bf16, to a KV block.
+// How keys and values are stored, each rounded to nearest even. What is no number stays none.
+//   bf16
+//   int8  scale * q with q in -127..127, one scale for each token's key or value
+//   fp8   E4M3 (OCP "fn"): finite values beyond 448 become 448
+enum class KvType : uint8_t { bf16, int8, fp8 };
+constexpr int kv_element_bytes(KvType type) { return type == KvType::bf16 ? 2 : 1; }
+// A KV head's keys in a block, [head_dim][16 tokens] and (int8) float scale[16]; as many bytes of values follow,
+// [16 tokens][head_dim] and (int8) float scale[16].
+constexpr size_t kv_part_bytes(KvType type, int head_dim) {
+  const int scales = type == KvType::int8 ? static_cast<int>(sizeof(float)) : 0;
+  return static_cast<size_t>(kBlockTokens) * static_cast<size_t>(head_dim * kv_element_bytes(type) + scales);
+}
+
+// One row of q, k, v: rotate q into `q_out`; rotate k and append k and v to a KV block.
 struct RopeRow {
   const float* qkv;
   const float* cos;  // [head_dim / 2]
@@ -125,6 +138,7 @@ struct RopeRow {
   bool interleaved;
   int num_heads, num_kv_heads, head_dim;
   float* q_out;
+  KvType type;
   std::byte* block;  // of the row's layer
   int slot;          // token within the block
 };
@@ -137,9 +151,9 @@ struct AttentionRow {
   int64_t partial;  // where its results for the segments of KV head 0 begin, or -1
 };
 
-// Rows that read the same keys. A KV block holds, for each KV head, keys [head_dim][16 tokens] and values
-// [16 tokens][head_dim] in bf16.
+// Rows that read the same keys.
 struct AttentionTile {
+  KvType type;
   const std::byte* kv;  // block 0, at the tile's layer and KV head
   size_t block_stride;
   const int32_t* table;

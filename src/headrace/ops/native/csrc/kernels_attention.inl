@@ -46,58 +46,83 @@ HR_INLINE int first_seeing(const AttentionTile& t, int token) {
 HR_INLINE int visible(const AttentionTile& t, int row, int start) {
   return least(t.rows[row].position - start + 1, kSoftmaxTokens);
 }
-HR_INLINE const uint16_t* block_of(const AttentionTile& t, int token) {
-  return reinterpret_cast<const uint16_t*>(t.kv + t.table[token / kBlockTokens] * t.block_stride);
+HR_INLINE const std::byte* keys_of(const AttentionTile& t, int token) {
+  return t.kv + t.table[token / kBlockTokens] * t.block_stride;
+}
+template <KvType T>
+HR_INLINE const std::byte* values_of(const AttentionTile& t, int token) {
+  return keys_of(t, token) + kv_part_bytes(T, t.head_dim);
 }
 
-// Keys or values as they lie in a block, widened in registers: for so few rows a copy as floats would not pay.
-struct Halves {
-  const uint16_t* data;
+// Keys or values as they lie in a block, element 0 and `stride` elements apart. They are widened in registers: for few
+// rows a copy as floats would not pay. Those in int8 are still to be multiplied by their token's scale.
+template <KvType T>
+struct Stored {
+  const std::byte* data;
   size_t stride;
-  __attribute__((always_inline)) F operator()(int k) const { return from_bf16(data + k * stride); }
-};
-
-void open_values(const uint16_t* values, int head_dim, int dim, float* out) {
-  if (dim == head_dim) {
-    for (int i = 0; i < kBlockTokens * dim; i += kLanes) store(out + i, from_bf16(values + i));
-    return;
+  __attribute__((always_inline)) F operator()(int k) const {
+    const std::byte* p = data + k * stride * kv_element_bytes(T);
+    if constexpr (T == KvType::bf16)
+      return from_bf16(reinterpret_cast<const uint16_t*>(p));
+    else if constexpr (T == KvType::int8)
+      return from_int8(reinterpret_cast<const int8_t*>(p));
+    else
+      return from_fp8(reinterpret_cast<const uint8_t*>(p));
   }
-  for (int token = 0; token < kBlockTokens; ++token)
-    for (int d = 0; d < dim; ++d) {
-      const uint32_t bits = d < head_dim ? static_cast<uint32_t>(values[token * head_dim + d]) << 16 : 0;
-      __builtin_memcpy(out + token * dim + d, &bits, sizeof bits);
-    }
+};
+// The scales of a block's 16 keys, or values.
+HR_INLINE F scales_of(const std::byte* part, int head_dim) {
+  return load(reinterpret_cast<const float*>(part + head_dim * kBlockTokens));
+}
+
+template <KvType T>
+void open_values(const std::byte* values, int head_dim, int dim, float* out) {
+  const Stored<T> stored{values, kLanes};
+  for (int i = 0; i < head_dim; ++i) store(out + i * kLanes, stored(i));
+  if (dim == head_dim) return;
+  // Then apart, from the last row on, so that none is overwritten before it has moved.
+  for (int token = kBlockTokens - 1; token >= 0; --token) {
+    __builtin_memmove(out + token * dim, out + token * head_dim, head_dim * sizeof(float));
+    for (int d = head_dim; d < dim; ++d) out[token * dim + d] = 0.0f;
+  }
 }
 
 // Fetch what is read soon: the hardware cannot guess where the next block lies.
-HR_INLINE void prefetch(const uint16_t* data, int count) {
-  for (int i = 0; i < count; i += 32) __builtin_prefetch(data + i);
+HR_INLINE void prefetch(const std::byte* data, size_t bytes) {
+  for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(data + i);
 }
 
 // Scores of tokens [start, end) for the rows that see them.
+template <KvType T>
 void score(const AttentionTile& t, int start, int end, int dim, AttentionScratch& s) {
   for (int token = start; token < end; token += kBlockTokens) {
-    const uint16_t* keys = block_of(t, token);
-    const int size = t.head_dim * kBlockTokens;
+    const std::byte* keys = keys_of(t, token);
+    const size_t size = kv_part_bytes(T, t.head_dim);
     prefetch(keys + size, size);  // the values
-    if (token + kBlockTokens <= last_position(t)) prefetch(block_of(t, token + kBlockTokens), size);
+    if (token + kBlockTokens <= last_position(t)) prefetch(keys_of(t, token + kBlockTokens), size);
     const int row = first_seeing(t, token);
     const int rows = t.num_rows - row;
     float* scores = s.scores + row * kSoftmaxTokens + token - start;
     const float* q = s.q + row * dim;
+    const Stored<T> stored{keys, kLanes};
     if (rows <= kTileRows) {
-      matmul(rows, Halves{keys, kLanes}, q, dim, scores, kSoftmaxTokens, t.head_dim, false);
-      continue;
+      matmul(rows, stored, q, dim, scores, kSoftmaxTokens, t.head_dim, false);
+    } else {
+      for (int d = 0; d < t.head_dim; ++d) store(s.keys + d * kLanes, stored(d));
+      matmul(rows, Floats{s.keys, kLanes}, q, dim, scores, kSoftmaxTokens, t.head_dim, false);
     }
-    for (int d = 0; d < t.head_dim; ++d) store(s.keys + d * kLanes, from_bf16(keys + d * kLanes));
-    matmul(rows, Floats{s.keys, kLanes}, q, dim, scores, kSoftmaxTokens, t.head_dim, false);
+    if constexpr (T == KvType::int8)
+      for (int r = 0; r < rows; ++r, scores += kSoftmaxTokens)
+        store(scores, mul(load(scores), scales_of(keys, t.head_dim)));
   }
 }
 
 // `x` where it belongs to the `seen` tokens that are left, and `other` beyond.
 HR_INLINE F seen_or(F x, int seen, float other) { return seen >= kLanes ? x : keep_first(x, seen, other); }
 
-// Scores become weights exp(score - max); the running sums decay to the new maximum.
+// Scores become weights exp(score - max), times the scale of the token's value where it has one; the running sums decay
+// to the new maximum.
+template <KvType T>
 void weigh(const AttentionTile& t, int start, int dim, AttentionScratch& s) {
   const int first = first_seeing(t, start);
   for (int r = first; r < t.num_rows; ++r) {
@@ -115,8 +140,11 @@ void weigh(const AttentionTile& t, int start, int dim, AttentionScratch& s) {
     F mass = zero();
     for (int i = 0; i < seen; i += kLanes) {
       const F weights = seen_or(exp(sub(load(scores + i), set1(s.max[r]))), seen - i, 0.0f);
-      store(scores + i, weights);
       mass = add(mass, weights);
+      if constexpr (T == KvType::int8)
+        store(scores + i, mul(weights, scales_of(values_of<T>(t, start + i), t.head_dim)));
+      else
+        store(scores + i, weights);
     }
     s.open.mass[r] = s.open.mass[r] * s.decay[r] + sum_lanes(mass);
     s.open.max[r] = s.max[r];
@@ -128,21 +156,22 @@ void weigh(const AttentionTile& t, int start, int dim, AttentionScratch& s) {
 
 // Add the weighted values of tokens [start, end). A row takes exactly the tokens that it sees, in order: first those
 // that its whole group sees, then, with the rows of its own position, the rest.
+template <KvType T>
 void gather(const AttentionTile& t, int start, int end, int dim, AttentionScratch& s) {
   const int first = first_seeing(t, start);
   const int full = first_seeing(t, start + kSoftmaxTokens - 1);
   if (first == full && t.num_rows - full <= kTileRows && dim == t.head_dim) {
     for (int token = 0; token < kSoftmaxTokens; token += kBlockTokens) {
-      const uint16_t* values = block_of(t, start + token) + dim * kBlockTokens;
+      const std::byte* values = values_of<T>(t, start + token);
       for (int d = 0; d < dim; d += kLanes)
-        matmul(t.num_rows - full, Halves{values + d, static_cast<size_t>(dim)},
+        matmul(t.num_rows - full, Stored<T>{values + d * kv_element_bytes(T), static_cast<size_t>(dim)},
                s.scores + full * kSoftmaxTokens + token, kSoftmaxTokens, s.open.sum + full * dim + d, dim,
                kBlockTokens, true);
     }
     return;
   }
   for (int token = start; token < end; token += kBlockTokens)
-    open_values(block_of(t, token) + t.head_dim * kBlockTokens, t.head_dim, dim, s.values + (token - start) * dim);
+    open_values<T>(values_of<T>(t, token), t.head_dim, dim, s.values + (token - start) * dim);
   const auto take = [&](int row, int rows, int from, int to, int d) {
     matmul(rows, Floats{s.values + from * dim + d, static_cast<size_t>(dim)}, s.scores + row * kSoftmaxTokens + from,
            kSoftmaxTokens, s.open.sum + row * dim + d, dim, to - from, true);
@@ -162,6 +191,7 @@ void gather(const AttentionTile& t, int start, int end, int dim, AttentionScratc
   }
 }
 
+template <KvType T>
 void run_segment(const AttentionTile& t, int segment, int dim, AttentionScratch& s) {
   for (int r = 0; r < padded(t.num_rows); ++r) {
     s.open.max[r] = s.max[r] = kMinusInf;
@@ -171,9 +201,9 @@ void run_segment(const AttentionTile& t, int segment, int dim, AttentionScratch&
   const int end = least((segment + 1) * kSegmentTokens, last_position(t) + 1);
   for (int start = segment * kSegmentTokens; start < end; start += kSoftmaxTokens) {
     const int stop = least(start + kSoftmaxTokens, end);
-    score(t, start, stop, dim, s);
-    weigh(t, start, dim, s);
-    gather(t, start, stop, dim, s);
+    score<T>(t, start, stop, dim, s);
+    weigh<T>(t, start, dim, s);
+    gather<T>(t, start, stop, dim, s);
   }
 }
 
@@ -199,7 +229,8 @@ void copy_sums(const float* from, int dim, float* to) {
   for (int d = 0; d < dim; d += kLanes) store(to + d, load(from + d));
 }
 
-void attend(const AttentionTile& t) {
+template <KvType T>
+void attend_stored(const AttentionTile& t) {
   AttentionScratch s;
   const int dim = padded(t.head_dim);
   for (int r = 0; r < t.num_rows; ++r) {
@@ -207,7 +238,7 @@ void attend(const AttentionTile& t) {
     for (int d = 0; d < t.head_dim; ++d) s.q[r * dim + d] = q[d] * t.scale;
   }
   for (int segment = t.first_segment; segment < t.end_segment; ++segment) {
-    run_segment(t, segment, dim, s);
+    run_segment<T>(t, segment, dim, s);
     for (int r = first_seeing(t, segment * kSegmentTokens); r < t.num_rows; ++r) {
       const float* sum = s.open.sum + r * dim;
       if (t.partials) {
@@ -226,6 +257,14 @@ void attend(const AttentionTile& t) {
   }
   if (t.partials) return;
   for (int r = 0; r < t.num_rows; ++r) write_row(t, r, s.closed.sum + r * dim, s.closed.mass[r]);
+}
+
+void attend(const AttentionTile& t) {
+  switch (t.type) {
+    case KvType::bf16: return attend_stored<KvType::bf16>(t);
+    case KvType::int8: return attend_stored<KvType::int8>(t);
+    case KvType::fp8: return attend_stored<KvType::fp8>(t);
+  }
 }
 
 void merge_segments(const AttentionTile& t) {

@@ -99,6 +99,62 @@ HR_INLINE void rotate(const float* x, const float* cos, const float* sin, int he
   }
 }
 
+HR_INLINE uint32_t magnitude_of(float x) { return __builtin_bit_cast(uint32_t, x) & 0x7fffffffu; }
+
+// E4M3. Infinities become NaN, as they would not be seen in 448.
+HR_INLINE uint8_t fp8_of(float x) {
+  constexpr uint32_t kLeastNormal = 0x3c800000;  // 2^-6
+  constexpr uint32_t kGreatest = 0x7e;           // 448
+  const uint32_t sign = __builtin_bit_cast(uint32_t, x) >> 24 & 0x80u;
+  const uint32_t bits = magnitude_of(x);
+  if (bits >= 0x7f800000u) return static_cast<uint8_t>(sign | 0x7fu);
+  if (bits < kLeastNormal) {  // adding 2^14 rounds to a multiple of 2^-9, which stays in the low bits
+    const float sum = __builtin_bit_cast(float, bits) + 16384.0f;
+    return static_cast<uint8_t>(sign | (__builtin_bit_cast(uint32_t, sum) & 0xffu));
+  }
+  const uint32_t rounded = ((bits + 0x7ffffu + (bits >> 20 & 1u)) >> 20) - (120u << 3);
+  return static_cast<uint8_t>(sign | (rounded < kGreatest ? rounded : kGreatest));
+}
+
+// Rounds x to scale * q and writes q, `stride` apart. Returns the scale, NaN where one of x is no finite number.
+HR_INLINE float round_int8(const float* x, int n, int8_t* out, size_t stride) {
+  constexpr double kRound = 6755399441055744.0;  // 1.5 * 2^52: adding it rounds to an integer, in the low bits
+  uint32_t bits = 0;
+  for (int i = 0; i < n; ++i) bits = magnitude_of(x[i]) > bits ? magnitude_of(x[i]) : bits;
+  const float greatest = __builtin_bit_cast(float, bits);
+  const bool is_finite = bits < 0x7f800000u;
+  const bool is_zero = greatest < 1e-30f;  // 127 / greatest would overflow
+  const double factor = is_finite && !is_zero ? static_cast<double>(127.0f / greatest) : 0.0;
+  for (int i = 0; i < n; ++i) {
+    const double sum = static_cast<double>(is_finite ? x[i] : 0.0f) * factor + kRound;
+    out[static_cast<size_t>(i) * stride] = static_cast<int8_t>(__builtin_bit_cast(uint64_t, sum));
+  }
+  return !is_finite ? __builtin_nanf("") : is_zero ? 0.0f : greatest / 127.0f;
+}
+
+// Writes token `slot` of a KV head's keys, and of its values.
+void append(KvType type, const float* key, const float* value, int head_dim, int slot, std::byte* keys) {
+  std::byte* values = keys + kv_part_bytes(type, head_dim);
+  const int row = slot * head_dim;
+  const auto plain = [&](auto of, auto* to_keys, auto* to_values) {
+    for (int i = 0; i < head_dim; ++i) to_keys[i * kBlockTokens + slot] = of(key[i]);
+    for (int i = 0; i < head_dim; ++i) to_values[row + i] = of(value[i]);
+  };
+  switch (type) {
+    case KvType::bf16:
+      return plain([](float x) { return bf16_of(x); }, reinterpret_cast<uint16_t*>(keys),
+                   reinterpret_cast<uint16_t*>(values));
+    case KvType::fp8:
+      return plain([](float x) { return fp8_of(x); }, reinterpret_cast<uint8_t*>(keys),
+                   reinterpret_cast<uint8_t*>(values));
+    case KvType::int8: {
+      const auto scales = [&](std::byte* part) { return reinterpret_cast<float*>(part + head_dim * kBlockTokens); };
+      scales(keys)[slot] = round_int8(key, head_dim, reinterpret_cast<int8_t*>(keys) + slot, kBlockTokens);
+      scales(values)[slot] = round_int8(value, head_dim, reinterpret_cast<int8_t*>(values) + row, 1);
+    }
+  }
+}
+
 void rope_row(const RopeRow& s) {
   const int d = s.head_dim;
   for (int h = 0; h < s.num_heads; ++h)
@@ -107,11 +163,8 @@ void rope_row(const RopeRow& s) {
   const float* v = k + s.num_kv_heads * d;
   alignas(64) float rotated[kMaxHeadDim];
   for (int h = 0; h < s.num_kv_heads; ++h) {
-    auto* keys = reinterpret_cast<uint16_t*>(s.block) + static_cast<size_t>(h) * 2 * d * kBlockTokens;
-    uint16_t* values = keys + d * kBlockTokens;
     rotate(k + h * d, s.cos, s.sin, d, s.interleaved, rotated);
-    for (int i = 0; i < d; ++i) keys[i * kBlockTokens + s.slot] = bf16_of(rotated[i]);
-    for (int i = 0; i < d; ++i) values[s.slot * d + i] = bf16_of(v[h * d + i]);
+    append(s.type, rotated, v + h * d, d, s.slot, s.block + static_cast<size_t>(h) * 2 * kv_part_bytes(s.type, d));
   }
 }
 

@@ -225,12 +225,12 @@ NB_MODULE(_native, m) {
       .def(
           "__init__",
           [](Program* self, ThreadPool& pool, const std::string& isa, bool bf16, bool int8, int num_layers,
-             int num_kv_heads, int head_dim, int num_blocks, int max_tokens) {
-            new (self) Program(pool, find_kernels(isa), {bf16, int8}, {num_layers, num_kv_heads, head_dim, num_blocks},
-                               max_tokens);
+             int num_kv_heads, int head_dim, int num_blocks, const std::string& kv, int max_tokens) {
+            const KvShape shape{num_layers, num_kv_heads, head_dim, num_blocks, kv_type(kv)};
+            new (self) Program(pool, find_kernels(isa), {bf16, int8}, shape, max_tokens);
           },
           nb::keep_alive<1, 2>(), "pool"_a, "isa"_a, "bf16"_a, "int8"_a, "num_layers"_a, "num_kv_heads"_a,
-          "head_dim"_a, "num_blocks"_a, "max_tokens"_a)
+          "head_dim"_a, "num_blocks"_a, "kv"_a, "max_tokens"_a)
       .def("embed", &Program::embed, nb::keep_alive<1, 2>(), "table"_a)
       .def("rms_norm", &Program::rms_norm, "x"_a, "weight"_a, "eps"_a)
       .def(
@@ -262,5 +262,6 @@ NB_MODULE(_native, m) {
       .def("finish_rows", &finish_rows, "requests"_a)
       .def("logits", &logits)
       .def("copy_blocks", &copy_blocks, "copies"_a)
-      .def_prop_ro("activation_bytes", &Program::activation_bytes);
+      .def_prop_ro("activation_bytes", &Program::activation_bytes)
+      .def_prop_ro("kv_bytes", &Program::kv_bytes);
 }

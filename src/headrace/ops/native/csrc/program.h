@@ -7,6 +7,7 @@
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "kernels.h"
@@ -16,11 +17,14 @@
 
 namespace headrace {
 
+KvType kv_type(const std::string& name);  // throws Fault for a name that is none
+
 struct KvShape {
   int num_layers, num_kv_heads, head_dim, num_blocks;
+  KvType type;
 
-  // A block holds, layer by layer and KV head by KV head, keys [head_dim][16] and values [16][head_dim] in bf16.
-  size_t head_bytes() const { return size_t{2} * 2 * kBlockTokens * static_cast<size_t>(head_dim); }
+  // A block holds keys and values layer by layer and KV head by KV head.
+  size_t head_bytes() const { return 2 * kv_part_bytes(type, head_dim); }
   size_t layer_bytes() const { return head_bytes() * static_cast<size_t>(num_kv_heads); }
   size_t block_bytes() const { return layer_bytes() * static_cast<size_t>(num_layers); }
 };
@@ -79,6 +83,7 @@ class Program {
   int vocab_size() const { return registers_[static_cast<size_t>(logits_)].width; }
   const float* logits_row(int row) const;
   size_t activation_bytes() const;
+  size_t kv_bytes() const { return blocks_.bytes(); }
   ThreadPool& pool() const { return pool_; }
   const Kernels& kernels() const { return kernels_; }
 

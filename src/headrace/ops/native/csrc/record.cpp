@@ -12,6 +12,13 @@ size_t padded(int n) { return static_cast<size_t>((n + kLanes - 1) / kLanes * kL
 
 }  // namespace
 
+KvType kv_type(const std::string& name) {
+  if (name == "bf16") return KvType::bf16;
+  if (name == "int8") return KvType::int8;
+  if (name == "fp8") return KvType::fp8;
+  fail("keys and values are stored as bf16, int8 or fp8, not as ", name);
+}
+
 Program::Program(ThreadPool& pool, const Kernels& kernels, Rounding rounding, KvShape kv, int max_tokens)
     : pool_(pool), kernels_(kernels), rounding_(rounding), kv_(kv), max_tokens_(max_tokens) {
   if (max_tokens < 1) fail("max_tokens must be at least 1, got ", max_tokens);

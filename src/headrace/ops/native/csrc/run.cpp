@@ -298,6 +298,7 @@ AttentionTile Program::tile_of(const Op& op, const Item& item) {
   const AttentionShape& shape = op.shape;
   const View out = view(op.out);
   return {
+      .type = kv_.type,
       .kv = blocks_.data() + static_cast<size_t>(op.layer) * kv_.layer_bytes() +
             static_cast<size_t>(item.kv_head) * kv_.head_bytes(),
       .block_stride = kv_.block_bytes(),
@@ -329,7 +330,7 @@ void Program::run_attention(const Op& op) {
     const int32_t block = step_.blocks[step_.block_starts[seq] + position / kBlockTokens];
     const float* cos = angles + static_cast<size_t>(r) * shape.head_dim;
     kernels_.rope_row({qkv.row(r), cos, cos + pairs, rope.interleaved, shape.num_heads, shape.num_kv_heads,
-                       shape.head_dim, out.row(r), layer + static_cast<size_t>(block) * kv_.block_bytes(),
+                       shape.head_dim, out.row(r), kv_.type, layer + static_cast<size_t>(block) * kv_.block_bytes(),
                        position % kBlockTokens});
   });
   int64_t cost = 0;
@@ -355,17 +356,22 @@ void Program::copy_blocks(const std::vector<std::array<int, 3>>& copies) {
       if (block < 0 || block >= kv_.num_blocks) fail("block id must be in 0..", kv_.num_blocks - 1, ", got ", block);
     if (tokens < 1 || tokens > kBlockTokens) fail("a block copy takes 1..", kBlockTokens, " tokens, got ", tokens);
   }
-  const auto dim = static_cast<size_t>(kv_.head_dim);
+  const auto element = static_cast<size_t>(kv_element_bytes(kv_.type));
+  const size_t row = element * static_cast<size_t>(kv_.head_dim);  // of one token
+  const size_t part = kv_part_bytes(kv_.type, kv_.head_dim);
+  const size_t scales = row * kBlockTokens;  // where they begin in a part
   for (const auto& [src, dst, tokens] : copies) {
     if (src == dst) continue;
     const auto count = static_cast<size_t>(tokens);
-    for (int h = 0; h < kv_.num_layers * kv_.num_kv_heads; ++h) {
-      const size_t offset = static_cast<size_t>(h) * kv_.head_bytes();
-      const auto* from = reinterpret_cast<const uint16_t*>(blocks_.data() + src * kv_.block_bytes() + offset);
-      auto* to = reinterpret_cast<uint16_t*>(blocks_.data() + dst * kv_.block_bytes() + offset);
-      for (size_t d = 0; d < dim; ++d)
-        std::memcpy(to + d * kBlockTokens, from + d * kBlockTokens, count * sizeof(uint16_t));
-      std::memcpy(to + dim * kBlockTokens, from + dim * kBlockTokens, count * dim * sizeof(uint16_t));
+    const std::byte* from = blocks_.data() + static_cast<size_t>(src) * kv_.block_bytes();
+    std::byte* to = blocks_.data() + static_cast<size_t>(dst) * kv_.block_bytes();
+    for (int h = 0; h < kv_.num_layers * kv_.num_kv_heads; ++h, from += 2 * part, to += 2 * part) {
+      for (size_t at = 0; at < scales; at += element * kBlockTokens)
+        std::memcpy(to + at, from + at, element * count);
+      std::memcpy(to + part, from + part, row * count);
+      if (scales == part) continue;
+      std::memcpy(to + scales, from + scales, sizeof(float) * count);
+      std::memcpy(to + part + scales, from + part + scales, sizeof(float) * count);
     }
   }
 }

@@ -122,6 +122,22 @@ HR_INLINE F from_bf16(const uint16_t* p) {
           _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(hi), 16))};
 }
 
+HR_INLINE F from_int8(const int8_t* p) {
+  const __m128i v = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(v)), _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(v, 8)))};
+}
+// By way of halves, whose subnormals are converted at full speed: a product with subnormal floats may take 100 cycles.
+HR_INLINE F from_fp8(const uint8_t* p) {
+  const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  const __m256i magnitude = _mm256_set1_epi16(0x7f);
+  const __m256i nan = _mm256_cmpeq_epi16(_mm256_and_si256(wide, magnitude), magnitude);  // all ones are one, too
+  const __m256i half = _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16(static_cast<short>(0xbf80)));
+  const __m256i bits = _mm256_or_si256(half, nan);
+  const __m256 raise = _mm256_set1_ps(256.0f);
+  return {_mm256_mul_ps(_mm256_cvtph_ps(_mm256_castsi256_si128(bits)), raise),
+          _mm256_mul_ps(_mm256_cvtph_ps(_mm256_extracti128_si256(bits, 1)), raise)};
+}
+
 HR_INLINE F keep_first(F x, int n, float other) {
   const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
   const __m256 fill = _mm256_set1_ps(other);

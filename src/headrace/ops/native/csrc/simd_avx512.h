@@ -86,6 +86,17 @@ HR_INLINE F from_bf16(const uint16_t* p) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(v), 16));
 }
 
+HR_INLINE F from_int8(const int8_t* p) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
+HR_INLINE F from_fp8(const uint8_t* p) {  // see simd_avx2.h
+  const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  const __m256i magnitude = _mm256_set1_epi16(0x7f);
+  const __m256i nan = _mm256_cmpeq_epi16(_mm256_and_si256(wide, magnitude), magnitude);
+  const __m256i half = _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16(static_cast<short>(0xbf80)));
+  return _mm512_mul_ps(_mm512_cvtph_ps(_mm256_or_si256(half, nan)), _mm512_set1_ps(256.0f));
+}
+
 HR_INLINE F keep_first(F x, int n, float other) {
   const __mmask16 kept = static_cast<__mmask16>(n >= 16 ? 0xffff : (1u << n) - 1u);
   return _mm512_mask_blend_ps(kept, _mm512_set1_ps(other), x);

@@ -159,6 +159,27 @@ HR_INLINE F from_bf16(const uint16_t* p) {
   return {widen(0), widen(4), widen(8), widen(12)};
 }
 
+HR_INLINE F from_int8(const int8_t* p) {
+  const int8x16_t v = vld1q_s8(p);
+  const int16x8_t low = vmovl_s8(vget_low_s8(v));
+  const int16x8_t high = vmovl_s8(vget_high_s8(v));
+  const auto widen = [](int16x4_t four) { return vcvtq_f32_s32(vmovl_s16(four)); };
+  return {widen(vget_low_s16(low)), widen(vget_high_s16(low)), widen(vget_low_s16(high)), widen(vget_high_s16(high))};
+}
+HR_INLINE F from_fp8(const uint8_t* p) {  // see simd_avx2.h
+  const uint8x16_t v = vld1q_u8(p);
+  const auto halves = [](uint8x8_t eight) {
+    const uint16x8_t wide = vreinterpretq_u16_s16(vmovl_s8(vreinterpret_s8_u8(eight)));
+    const uint16x8_t magnitude = vdupq_n_u16(0x7f);
+    const uint16x8_t nan = vceqq_u16(vandq_u16(wide, magnitude), magnitude);
+    return vorrq_u16(vandq_u16(vshlq_n_u16(wide, 7), vdupq_n_u16(0xbf80)), nan);
+  };
+  const auto widen = [](uint16x4_t four) { return vmulq_n_f32(vcvt_f32_f16(vreinterpret_f16_u16(four)), 256.0f); };
+  const uint16x8_t low = halves(vget_low_u8(v));
+  const uint16x8_t high = halves(vget_high_u8(v));
+  return {widen(vget_low_u16(low)), widen(vget_high_u16(low)), widen(vget_low_u16(high)), widen(vget_high_u16(high))};
+}
+
 HR_INLINE F keep_first(F x, int n, float other) {
   static const int32_t kFirst[4] = {0, 1, 2, 3};
   const int32x4_t lanes = vld1q_s32(kFirst);

@@ -191,6 +191,21 @@ HR_INLINE F from_bf16(const uint16_t* p) {
   return as_float(x);
 }
 
+HR_INLINE F from_int8(const int8_t* p) {
+  F x = zero();
+  for (int i = 0; i < 16; ++i) x[i] = static_cast<float>(p[i]);
+  return x;
+}
+// E4M3 lies in the bits of a half of 2^-8 its size, its subnormals as subnormals; all ones are NaN.
+HR_INLINE F from_fp8(const uint8_t* p) {
+  F x = zero();
+  for (int i = 0; i < 16; ++i) {
+    const int bits = (p[i] & 0x80) << 8 | (p[i] & 0x7f) << 7;
+    x[i] = (p[i] & 0x7f) == 0x7f ? __builtin_nanf("") : half_to_float(static_cast<uint16_t>(bits)) * 256.0f;
+  }
+  return x;
+}
+
 // Lanes below n, and `other` in the rest.
 HR_INLINE F keep_first(F x, int n, float other) {
   for (int i = n < 0 ? 0 : n; i < 16; ++i) x[i] = other;

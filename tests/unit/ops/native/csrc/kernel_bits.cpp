@@ -1,5 +1,6 @@
-// Prints, for each instruction set of this CPU, a hash of the logits of a small model over every weight type: the same
-// number must come out everywhere. For machines on which no Python runs, such as an emulator.
+// Prints, for each instruction set of this CPU, type of activations and type of KV, a hash of the logits of a small model
+// over every weight type: the same number must come out everywhere. For machines on which no Python runs, such as an
+// emulator.
 
 #include <cstdio>
 #include <map>
@@ -51,7 +52,7 @@ std::unique_ptr<Weight> make(ThreadPool& pool, const std::string& name, int rows
   return std::make_unique<Weight>(pool, type, rows, cols, data.data(), data.size());
 }
 
-uint64_t hash_of(const Kernels& kernels, Rounding rounding) {
+uint64_t hash_of(const Kernels& kernels, Rounding rounding, KvType kv) {
   state = 1;
   ThreadPool pool(2);
   std::vector<std::unique_ptr<Weight>> kept;
@@ -59,7 +60,7 @@ uint64_t hash_of(const Kernels& kernels, Rounding rounding) {
     kept.push_back(make(pool, type, rows, cols));
     return *kept.back();
   };
-  Program program(pool, kernels, rounding, {8, 2, 16, 64}, 512);
+  Program program(pool, kernels, rounding, {8, 2, 16, 64, kv}, 512);
   const std::vector<double> frequencies{1.0, 0.5, 0.3, 0.1, 0.05, 0.02, 0.01, 0.001};
   int x = program.embed(weight("q8_0", 50, 64));
   int layer = 0;
@@ -102,6 +103,7 @@ uint64_t hash_of(const Kernels& kernels, Rounding rounding) {
 int main() {
   for (const Kernels* kernels : usable_kernels())
     for (const bool int8 : {false, true})
-      std::printf("%s %s %016llx\n", kernels->name, int8 ? "int8" : "f32",
-                  static_cast<unsigned long long>(hash_of(*kernels, {false, int8})));
+      for (const std::string kv : {"bf16", "int8", "fp8"})
+        std::printf("%s %s+%s %016llx\n", kernels->name, int8 ? "int8" : "f32", kv.c_str(),
+                    static_cast<unsigned long long>(hash_of(*kernels, {false, int8}, kv_type(kv))));
 }
