@@ -1,4 +1,4 @@
-// The loops behind limits.h. Included once for each instruction set, after `hide(F&)`, `hide(I&)` and kIntChains.
+// The loops behind machine_limits.h. Included once for each instruction set, after `hide(F&)`, `hide(I&)` and kIntChains.
 //
 // `hide` is an empty statement that may have changed its operand, as far as the compiler knows: without it, equal chains
 // would become one, and products that do not change would be computed once.

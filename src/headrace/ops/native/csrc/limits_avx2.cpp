@@ -1,6 +1,6 @@
 #define HEADRACE_ISA avx2
 #include "kernels.h"
-#include "limits.h"
+#include "machine_limits.h"
 #include "simd_avx2.h"
 
 namespace headrace::avx2 {

@@ -1,6 +1,6 @@
 #define HEADRACE_ISA avx512
 #include "kernels.h"
-#include "limits.h"
+#include "machine_limits.h"
 #include "simd_avx512.h"
 
 namespace headrace::avx512 {

@@ -1,6 +1,6 @@
 #define HEADRACE_ISA neon
 #include "kernels.h"
-#include "limits.h"
+#include "machine_limits.h"
 #include "simd_neon.h"
 
 namespace headrace::neon {

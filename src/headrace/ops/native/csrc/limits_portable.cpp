@@ -1,6 +1,6 @@
 #define HEADRACE_ISA portable
 #include "kernels.h"
-#include "limits.h"
+#include "machine_limits.h"
 #include "simd_portable.h"
 
 namespace headrace::portable {

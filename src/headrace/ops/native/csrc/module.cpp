@@ -10,7 +10,7 @@
 #include <optional>
 
 #include "isa.h"
-#include "limits.h"
+#include "machine_limits.h"
 #include "program.h"
 #include "sampler.h"
 
