@@ -74,6 +74,10 @@ class _Worker:
     def pid(self) -> int:
         return self._process.pid
 
+    @property
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
     def send(self, kind: Kind, payload: bytes, deadline_s: float) -> None:
         self._socket.settimeout(_left(deadline_s))
         self._socket.sendall(frame(kind, payload))
@@ -164,9 +168,12 @@ class TemplateProcess:
     @contextmanager
     def _exchange(self) -> Iterator[_Worker]:
         """The worker, for one question. One that is left without its answer is replaced at once,
-        so that the next question need not wait for all of the start.
+        so that the next question need not wait for all of the start; so is one that somebody has
+        ended while it waited for a question.
         """
         try:
+            if self._worker is not None and self._worker.has_ended:
+                self._replace_worker()
             yield self._worker or self._start_worker()
         except BaseException as error:
             self._replace_worker()
