@@ -49,6 +49,8 @@ from support.fake_engine import (
         ({"extra_body": {"cache_salt": "x" * 300}}, "cache_salt", "256"),
         ({"extra_body": {"priority": 2**80}}, "priority", str(2**80)),
         ({"extra_body": {"guided_json": {"type": "object"}}}, "guided_json", "not supported"),
+        ({"extra_body": {"grammar": 'root ::= "a"'}}, "grammar", "not supported"),
+        ({"extra_body": {"json_schema": {"type": "object"}}}, "json_schema", "not supported"),
         ({"extra_body": {"use_beam_search": True}}, "use_beam_search", "not supported"),
         ({"extra_body": {"max_tokens": "5"}}, "max_tokens", "str"),
         ({"extra_body": {"max_tokens": True}}, "max_tokens", "bool"),
