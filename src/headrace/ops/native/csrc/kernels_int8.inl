@@ -147,6 +147,17 @@ void linear_int8(const LinearSpan& s) {
   }
 }
 
+// How values of at most `greatest` become -127..127: what they are multiplied by, and what undoes it. The scale is NaN
+// where one of them is no number, so that this is not hidden.
+struct Int8Range {
+  float factor, scale;
+};
+HR_INLINE Int8Range int8_range(float greatest, bool is_finite) {
+  if (!is_finite) return {0.0f, __builtin_nanf("")};
+  if (greatest < 1e-30f) return {0.0f, 0.0f};  // 127 / greatest would overflow
+  return {127.0f / greatest, greatest / 127.0f};
+}
+
 // Symmetric, to nearest even, one scale for each block. What is no number makes its whole block NaN.
 void to_int8(const float* x, int n, QuantBlock* out) {
   constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, which stays in the low bits
@@ -156,11 +167,10 @@ void to_int8(const float* x, int n, QuantBlock* out) {
     const F magnitude = max(max(a, sub(zero(), a)), max(b, sub(zero(), b)));
     const float greatest = max_lanes(magnitude);
     const bool is_finite = sum_lanes(add(mul(a, zero()), mul(b, zero()))) == 0.0f;
-    const bool is_zero = greatest < 1e-30f;  // 127 / greatest would overflow
-    const F factor = set1(is_zero || !is_finite ? 0.0f : 127.0f / greatest);
+    const Int8Range range = int8_range(greatest, is_finite);
     alignas(64) uint32_t q[32];
     const auto round = [&](F v, uint32_t* to) {
-      const I bits = as_int(fma(is_finite ? v : zero(), factor, set1(kRound)));
+      const I bits = as_int(fma(is_finite ? v : zero(), set1(range.factor), set1(kRound)));
       __builtin_memcpy(to, &bits, sizeof bits);
     };
     round(a, q);
@@ -175,7 +185,7 @@ void to_int8(const float* x, int n, QuantBlock* out) {
     for (int i = 16; i < 32; ++i) second += static_cast<int8_t>(q[i]);
     const int32_t total = first + second;
     __builtin_memcpy(out->q, quads, sizeof quads);
-    out->scale = !is_finite ? __builtin_nanf("") : is_zero ? 0.0f : greatest / 127.0f;
+    out->scale = range.scale;
     out->sum = out->scale * static_cast<float>(total);
     out->total = total;
     out->negated_halves[0] = static_cast<int16_t>(-first);

@@ -121,15 +121,14 @@ HR_INLINE float round_int8(const float* x, int n, int8_t* out, size_t stride) {
   constexpr double kRound = 6755399441055744.0;  // 1.5 * 2^52: adding it rounds to an integer, in the low bits
   uint32_t bits = 0;
   for (int i = 0; i < n; ++i) bits = magnitude_of(x[i]) > bits ? magnitude_of(x[i]) : bits;
-  const float greatest = __builtin_bit_cast(float, bits);
   const bool is_finite = bits < 0x7f800000u;
-  const bool is_zero = greatest < 1e-30f;  // 127 / greatest would overflow
-  const double factor = is_finite && !is_zero ? static_cast<double>(127.0f / greatest) : 0.0;
+  const Int8Range range = int8_range(__builtin_bit_cast(float, bits), is_finite);
+  const auto factor = static_cast<double>(range.factor);
   for (int i = 0; i < n; ++i) {
     const double sum = static_cast<double>(is_finite ? x[i] : 0.0f) * factor + kRound;
     out[static_cast<size_t>(i) * stride] = static_cast<int8_t>(__builtin_bit_cast(uint64_t, sum));
   }
-  return !is_finite ? __builtin_nanf("") : is_zero ? 0.0f : greatest / 127.0f;
+  return range.scale;
 }
 
 // Writes token `slot` of a KV head's keys, and of its values.
