@@ -1,6 +1,7 @@
 """Scheduling policies: pure functions of what the scheduler shows them."""
 
 from collections.abc import Callable, Iterable
+from typing import Final
 
 from headrace.core.base.types import NS_PER_MS, Ns
 from headrace.core.config.schema import SchedulerConfig
@@ -48,6 +49,10 @@ STATIC_ORDERS = frozenset({"fcfs", "priority"})
 
 # ---- budget: how many tokens the next step may compute
 
+# Prompt tokens of a step whose time nobody can predict yet: on the slowest machines less than half
+# a second, on the fastest a few steps more than needed, once.
+UNKNOWN_STEP_TOKENS: Final = 128
+
 
 def step_budget(
     config: SchedulerConfig,
@@ -62,12 +67,14 @@ def step_budget(
     begin where the farthest of `prompts` is. Prefill never stops: it gets `min_prefill_tokens` at
     least; and where decoding alone takes longer than the target, as much time as that takes. While
     nobody decodes, long prompts are cut so that whoever arrives during a step need not wait for
-    `step_tokens` of them. A step never has more tokens than these, and has as many while the cost
-    model is a guess.
+    `step_tokens` of them. A step never has more tokens than these. While the cost model is a guess,
+    prefill gets UNKNOWN_STEP_TOKENS.
     """
-    if config.budget == "fixed" or not cost.is_reliable:
+    if config.budget == "fixed":
         return config.step_tokens
     seqs = [seq for seq in decoding if seq.length > seq.num_prompt]
+    if not cost.is_reliable:
+        return min(len(seqs) + UNKNOWN_STEP_TOKENS, config.step_tokens)
     start = 0
     limit_ns = 0.0
     for seq in prompts:

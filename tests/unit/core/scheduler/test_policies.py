@@ -8,7 +8,12 @@ from headrace.core.config.schema import SchedulerConfig
 from headrace.core.cost.fitted import FittedCostModel
 from headrace.core.cost.learned import MIN_SAMPLES, LearnedCost
 from headrace.core.kv.names import BlockChain
-from headrace.core.scheduler.policies import choose_victim, promised_tokens, step_budget
+from headrace.core.scheduler.policies import (
+    UNKNOWN_STEP_TOKENS,
+    choose_victim,
+    promised_tokens,
+    step_budget,
+)
 from headrace.core.scheduler.sequence import Sequence
 from support.fake_device import LinearCost
 
@@ -128,9 +133,13 @@ def test_a_chunk_far_into_its_prompt_is_predicted_with_what_it_attends_to() -> N
     )
 
 
-def test_a_guess_and_the_fixed_policy_take_whole_steps() -> None:
+def test_a_step_is_small_while_its_time_is_a_guess() -> None:
     guess = LearnedCost(FittedCostModel.prior())
     config = SchedulerConfig(itl_target_ms=0.01)
-    assert step_budget(config, guess, [decoding(0)], ()) == config.step_tokens
+    assert step_budget(config, guess, [decoding(0)], ()) == 1 + UNKNOWN_STEP_TOKENS
+    assert step_budget(SchedulerConfig(step_tokens=64), guess, [decoding(0)], ()) == 64
+
+
+def test_the_fixed_policy_takes_whole_steps() -> None:
     fixed = SchedulerConfig(budget="fixed", itl_target_ms=0.001)
     assert step_budget(fixed, LearnedCost(LinearCost()), [decoding(0)], ()) == 512
