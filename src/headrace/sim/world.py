@@ -154,7 +154,10 @@ class _Worker:
 
     def _handle(self, event: EngineEvent) -> None:
         if isinstance(event, Arrive):
-            self._alive.update(spec.seq_id for spec in event.seqs)
+            for spec in event.seqs:
+                self._alive.add(spec.seq_id)
+                if spec.output_tokens:
+                    self.report.tokens_by_seq_id[spec.seq_id] = list(spec.output_tokens)
         now = self._runtime.now
         effects = self._core.handle(now, event)
         self._trace.add(self._index, now, event, effects)

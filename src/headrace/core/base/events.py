@@ -88,7 +88,7 @@ class Finish(msgspec.Struct, frozen=True, tag=True):
     seq_id: SeqId
     reason: FinishReason
     num_prompt_tokens: int
-    num_output_tokens: int
+    num_output_tokens: int  # those that it came with included
     num_cached_tokens: int  # prompt tokens whose KV was found at first admission
     num_preemptions: int
     stop_token_id: int | None = None

@@ -18,11 +18,16 @@ class Slo(msgspec.Struct, frozen=True):
 
 
 class SeqSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A sequence as it arrives."""
+    """A sequence as it arrives.
+
+    One that began on another worker brings the output that it has: it goes on as if that had been
+    made here, with the same generator counter, penalties and limits.
+    """
 
     seq_id: SeqId  # unique for the life of the worker
     request_id: str
     prompt_tokens: tuple[int, ...]
+    output_tokens: tuple[int, ...] = ()  # made elsewhere; fewer than params.max_tokens
     params: SamplingParams
     eos_token_ids: tuple[int, ...] = ()
     salt: str = ""  # keeps tenants' cached blocks apart

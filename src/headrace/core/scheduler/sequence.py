@@ -56,8 +56,8 @@ class Sequence:
         self.order = order  # of arrival; kept through preemptions
         self.queue_key: tuple[float, int] = (0.0, order)  # its place among its like
         self.queued_ns = now  # when it began to wait, last
-        self.tokens = list(spec.prompt_tokens)
-        self.num_prompt = len(self.tokens)
+        self.tokens = [*spec.prompt_tokens, *spec.output_tokens]
+        self.num_prompt = len(spec.prompt_tokens)
         self.num_computed = 0
         self.first_num_cached: int | None = None
         self.num_preemptions = 0

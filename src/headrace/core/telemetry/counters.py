@@ -41,6 +41,7 @@ class Counters:
         self._waiting: set[SeqId] = set()
         self._running: set[SeqId] = set()
         self._num_sent: dict[SeqId, int] = {}  # tokens sent, of living sequences that have any
+        self._num_brought: dict[SeqId, int] = {}  # tokens that living sequences came with
         self._num_planned: dict[StepId, int] = {}  # rows of the steps that run
 
     @property
@@ -61,6 +62,9 @@ class Counters:
             case Arrive(seqs):
                 self.num_arrived += len(seqs)
                 self._waiting.update(spec.seq_id for spec in seqs)
+                self._num_brought.update(
+                    (spec.seq_id, len(spec.output_tokens)) for spec in seqs if spec.output_tokens
+                )
             case StepDone(result):
                 self.num_steps += 1
                 self.num_computed_tokens += self._num_planned.pop(result.step_id, 0)
@@ -81,6 +85,7 @@ class Counters:
                     self._send(seq_id, len(tokens))
                 case Reject(seq_id, code=code):
                     self._waiting.discard(seq_id)
+                    self._num_brought.pop(seq_id, None)
                     self.num_rejected[code] += 1
                 case Finish():
                     self._finish(effect)
@@ -120,14 +125,14 @@ class Counters:
         self._waiting.discard(finish.seq_id)
         self._running.discard(finish.seq_id)
         num_sent = self._num_sent.pop(finish.seq_id, 0)
-        if num_sent != finish.num_output_tokens:
+        if num_sent + self._num_brought.pop(finish.seq_id, 0) != finish.num_output_tokens:
             raise InvariantError(
                 "tokens do not add up",
                 seq_id=finish.seq_id,
                 sent=num_sent,
                 counted=finish.num_output_tokens,
             )
-        self.num_answered += finish.num_output_tokens > 0
+        self.num_answered += num_sent > 0
         self.num_finished[finish.reason] += 1
         self.num_prompt_tokens += finish.num_prompt_tokens
         self.num_cached_tokens += finish.num_cached_tokens

@@ -98,3 +98,20 @@ def test_tokens_after_the_end_do_not_add_up() -> None:
     counters.num_first_tokens += 1
     with pytest.raises(InvariantError, match="first tokens do not add up"):
         counters.check()
+
+
+def test_output_that_a_sequence_came_with_was_not_sent_here() -> None:
+    counters = Counters()
+    spec = SeqSpec(
+        seq_id=A,
+        request_id="r",
+        prompt_tokens=(1, 2),
+        output_tokens=(3, 4, 5),
+        params=SamplingParams(),
+    )
+    counters.observe(Arrive((spec,)), [Admitted(A, 0), Emit(A, (6,))])
+    counters.observe(NOTHING, [finish(A, 4)])
+    counters.check()
+    assert (counters.num_output_tokens, counters.num_first_tokens) == (1, 1)
+    with pytest.raises(InvariantError, match="tokens do not add up"):
+        counters.observe(Arrive((spec,)), [Admitted(A, 0), finish(A, 4), finish(A, 4)])
