@@ -21,7 +21,7 @@ from headrace.core.config.settings import SETTINGS
 from headrace.live.boot import Booted, Progress, boot
 from headrace.live.choice import ChoiceDelta
 from headrace.live.generate import GenerateRequest
-from headrace.models.text.chat import encode_chat
+from headrace.live.prompts import encode_chat, encode_text
 
 Message = Mapping[str, Any]
 """A chat message: {"role": "user", "content": "…"}."""
@@ -190,7 +190,10 @@ class LLM:
     # ---- prompts
 
     def _tokens(self, prompt: Prompt) -> Sequence[int]:
-        return self._booted.loaded.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        if not isinstance(prompt, str):
+            return prompt
+        engine = self._booted.text_engine
+        return encode_text(engine.tokenizer, prompt, engine.max_model_len)
 
     def _render(self, messages: Sequence[Message]) -> tuple[str, list[int]]:
         template = self._booted.loaded.chat_template
@@ -200,8 +203,9 @@ class LLM:
                 code="no_chat_template",
                 hint="use generate, or name a template with the setting `chat_template`",
             )
-        tokenizer = self._booted.loaded.tokenizer
-        return encode_chat(template, tokenizer, [dict(message) for message in messages])
+        engine = self._booted.text_engine
+        given = [dict(message) for message in messages]
+        return encode_chat(template, engine.tokenizer, given, engine.max_model_len)
 
     # ---- requests
 

@@ -12,9 +12,15 @@ import pytest
 
 from headrace.core.config.schema import SchedulerConfig
 from headrace.core.engine.core import EngineCore
+from headrace.models.text.literal import LiteralText
+from headrace.models.text.tokenizer import Tokenizer
 from headrace.server.exchange import PROBES
 from support.fake_engine import FakeBooted, formula_model
 from support.http_server import RunningServer, running_server
+from support.raw_http import CHAT, post
+
+COMPLETIONS = "/v1/completions"
+ENDLESS = "long " * 20_000
 
 
 @pytest.fixture
@@ -135,8 +141,11 @@ def test_a_failed_engine_is_told_and_shown(
         assert "restart" in error["error"]["message"]
 
 
-def test_the_loop_stays_free_while_a_long_prompt_is_made(booted: FakeBooted) -> None:
-    """A prompt of megabytes is refused in the end; meanwhile others are served."""
+def test_the_loop_stays_free_while_a_long_prompt_is_made(
+    booted: FakeBooted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where only tokenising tells that megabytes are too long, others are served meanwhile."""
+    monkeypatch.setattr(Tokenizer, "least_tokens", lambda self, text: 0)
     with (
         running_server(booted) as server,
         closing(connect(server)) as large,
@@ -154,6 +163,38 @@ def test_the_loop_stays_free_while_a_long_prompt_is_made(booted: FakeBooted) -> 
         assert response.status == 400
         assert error["error"]["code"] == "context_length_exceeded"
         assert longest < (time.monotonic() - start) / 2
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        (COMPLETIONS, {"prompt": ENDLESS}, "prompt"),
+        (COMPLETIONS, {"prompt": ENDLESS, "echo": True, "logprobs": 0}, "prompt"),
+        (COMPLETIONS, {"prompt": ["short", ENDLESS]}, "prompt"),
+        (COMPLETIONS, {"prompt": [[97] * 2048, [97]]}, "prompt"),
+        (CHAT, {"messages": [{"role": "user", "content": ENDLESS}]}, "messages"),
+        (CHAT, {"messages": [{"role": "user", "content": f"<|im_end|>{ENDLESS}"}]}, "messages"),
+    ],
+    ids=["text", "echo", "list", "tokens", "chat", "hidden"],
+)
+def test_what_is_far_too_long_is_not_tokenised(
+    booted: FakeBooted,
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+    fields: dict[str, Any],
+    param: str,
+) -> None:
+    def encode(*_: object, **__: object) -> list[int]:
+        raise AssertionError("it was tokenised")
+
+    monkeypatch.setattr(Tokenizer, "encode", encode)
+    monkeypatch.setattr(LiteralText, "encode", encode)
+    monkeypatch.setattr(Tokenizer, "decode", encode)
+    with running_server(booted) as server:
+        reply = post(server, fields, path)
+    assert reply.status == 400
+    assert (reply.error["code"], reply.error["param"]) == ("context_length_exceeded", param)
+    assert "2047" in reply.error["message"]
 
 
 def test_a_bug_is_no_traceback(booted: FakeBooted, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from headrace.core.base.errors import ConfigError, DeviceError, RequestError
 from headrace.core.config.schema import Config, SchedulerConfig
 from headrace.live.boot import Booted
 from headrace.llm import LLM
+from headrace.models.text.tokenizer import Tokenizer
 from support.fake_engine import IM_END, FakeBooted, Formula, formula_model, lower_case, saying
 
 WAIT_S = 20.0
@@ -167,6 +168,22 @@ def test_mistakes_are_named_before_anything_runs(make: Make) -> None:
     with pytest.raises(RequestError):
         model.generate(["good", ""])
     assert loaned.executor.num_steps == 0
+
+
+def test_what_is_far_too_long_is_not_tokenised(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    def encode(*_: object, **__: object) -> list[int]:
+        raise AssertionError("it was tokenised")
+
+    model, _ = make()
+    monkeypatch.setattr(Tokenizer, "encode", encode)
+    endless = "long " * 20_000
+    for ask in (
+        lambda: model.generate(endless),
+        lambda: model.chat([{"role": "user", "content": endless}]),
+        lambda: list(model.stream(endless)),
+    ):
+        with pytest.raises(RequestError, match="prompt of at least"):
+            ask()
 
 
 def test_chat_renders_the_template(make: Make) -> None:

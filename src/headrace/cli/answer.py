@@ -15,7 +15,7 @@ from headrace.core.base.types import NS_PER_MS, NS_PER_S, Ns
 from headrace.core.config.schema import Config
 from headrace.live.boot import Booted, boot
 from headrace.live.generate import ChoiceFinish, GenerateRequest, TextEngine
-from headrace.models.text.chat import encode_chat
+from headrace.live.prompts import encode_chat, encode_text
 
 MAX_SEED = 2**63
 
@@ -88,13 +88,14 @@ class Answerer:
                 "the model has no chat template",
                 hint="headrace generate --raw continues a text; --chat-template names a template",
             )
-        tokenizer = self._booted.loaded.tokenizer
-        _, tokens = encode_chat(template, tokenizer, [dict(message) for message in messages])
+        engine, given = self._booted.text_engine, [dict(message) for message in messages]
+        _, tokens = encode_chat(template, engine.tokenizer, given, engine.max_model_len)
         return self._ask(tokens)
 
     def complete(self, text: str) -> Answer:
         """What follows a text."""
-        return self._ask(self._booted.loaded.tokenizer.encode(text))
+        engine = self._booted.text_engine
+        return self._ask(encode_text(engine.tokenizer, text, engine.max_model_len))
 
     def _ask(self, tokens: Sequence[int]) -> Answer:
         flags = self._sampling

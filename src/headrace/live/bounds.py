@@ -1,7 +1,7 @@
 """The bounds of every number in a request. The core trusts what has passed here."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import msgspec
@@ -9,6 +9,7 @@ import msgspec
 from headrace.core.base.errors import RequestError
 from headrace.core.base.request import Slo
 from headrace.core.base.sampling import SamplingParams
+from headrace.models.text.tokenizer import Tokenizer
 
 MAX_CHOICES: Final = 64
 MAX_STOPS: Final = 16
@@ -18,6 +19,7 @@ MAX_LOGIT_BIASES: Final = 1024
 MAX_LOGPROBS: Final = 20
 MAX_SLO_MS: Final = 1e9
 MIN_TEMPERATURE: Final = 1e-5  # below it a draw is the likeliest token anyway
+MAX_CHAR_BYTES: Final = 4  # of UTF-8
 MAX_PRIORITY: Final = 2**31 - 1
 
 
@@ -74,17 +76,35 @@ def check_request(n: int, stops: tuple[str, ...], priority: int, slo: Slo) -> No
             )
 
 
+def check_text(tokenizer: Tokenizer, text: str, max_model_len: int) -> None:
+    """Raise RequestError for a text that is too long for a prompt however it is tokenised."""
+    # Most texts need no closer look: they have fewer bytes than the context has tokens.
+    if len(text) * MAX_CHAR_BYTES >= max_model_len:
+        least = tokenizer.least_tokens(text)
+        if least >= max_model_len:
+            raise _no_room(f"at least {least}", max_model_len)
+
+
+def check_length(tokens: Sequence[int], max_model_len: int) -> None:
+    """Raise RequestError for a prompt that leaves no room for an answer."""
+    if len(tokens) >= max_model_len:
+        raise _no_room(str(len(tokens)), max_model_len)
+
+
+def _no_room(num_tokens: str, max_model_len: int) -> RequestError:
+    return RequestError(
+        f"prompt of {num_tokens} tokens leaves no room within the model's {max_model_len}",
+        code="context_length_exceeded",
+        param="prompt",
+        hint=f"shorten the prompt to at most {max_model_len - 1} tokens",
+    )
+
+
 def _check_prompt(tokens: tuple[int, ...], max_model_len: int, vocab_size: int) -> None:
     if not tokens:
         raise _fault("prompt", "prompt has no tokens")
     # The length first: looking at each id of an endless prompt takes as long.
-    if len(tokens) >= max_model_len:
-        raise RequestError(
-            f"prompt of {len(tokens)} tokens leaves no room within the model's {max_model_len}",
-            code="context_length_exceeded",
-            param="prompt",
-            hint=f"shorten the prompt to at most {max_model_len - 1} tokens",
-        )
+    check_length(tokens, max_model_len)
     _check_ids("prompt", tokens, vocab_size)
 
 

@@ -51,7 +51,10 @@ class ChatEndpoint:
     async def _source(
         self, exchange: Exchange, request: ChatRequest, served: Served, slo: Slo
     ) -> AsyncGenerator[bytes, None]:
-        prompts = [await served.prompts.of_chat(request)]
+        try:
+            prompts = [await served.prompts.of_chat(request)]
+        except RequestError as error:
+            raise _named_as_in_chat(error, request) from None
         answer = answer_for(
             request,
             served,

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from headrace.core.base.errors import InvariantError, OverloadError, RequestError
+from headrace.live.bounds import check_length, check_text
 from headrace.models.text.template import ChatTemplate
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.server.errors import unsupported
@@ -49,8 +50,9 @@ class PromptMaker:
         self,
         tokenizer: Tokenizer,
         template: ChatTemplate | None,
-        vocab_size: int,
         *,
+        vocab_size: int,
+        max_model_len: int,
         special_tokens_in_content: bool = False,
     ) -> None:
         """`special_tokens_in_content`: what a message spells becomes special tokens too, not only
@@ -59,6 +61,7 @@ class PromptMaker:
         self._tokenizer = tokenizer
         self._template = template
         self._vocab_size = vocab_size
+        self._max_model_len = max_model_len
         self._special_tokens_in_content = special_tokens_in_content
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="headrace-prompts")
         # One, because a template renders one at a time; its own, because a template may be slow.
@@ -70,7 +73,13 @@ class PromptMaker:
 
     async def of_completion(self, given: list[str | list[int]]) -> list[Prompt]:
         size = sum(map(len, given))
-        return await self._run(size, lambda: [self._prompt(one) for one in given])
+
+        def prompts() -> list[Prompt]:
+            for one in given:  # all of them before the first one takes its time
+                self._check_size(one)
+            return [self._prompt(one) for one in given]
+
+        return await self._run(size, prompts)
 
     async def of_chat(self, request: ChatRequest) -> Prompt:
         if self._template is None:
@@ -93,8 +102,10 @@ class PromptMaker:
         def prompt() -> Prompt:
             final = messages[-1]["content"]
             kept = _up_to_final_message(text, final) if request.continue_final_message else text
+            shown = literal.show(kept) if is_hidden else kept
+            self._check_size(shown)
             if is_hidden:
-                return Prompt(tuple(literal.encode(kept)), literal.show(kept))
+                return Prompt(tuple(literal.encode(kept)), shown)
             # The template writes the special tokens itself.
             return Prompt(tuple(self._tokenizer.encode(kept, add_special=False)), kept)
 
@@ -105,6 +116,12 @@ class PromptMaker:
         if num_chars <= OFFLOAD_CHARS:
             return make()
         return await asyncio.get_running_loop().run_in_executor(self._pool, make)
+
+    def _check_size(self, given: str | list[int]) -> None:
+        if isinstance(given, str):
+            check_text(self._tokenizer, given, self._max_model_len)
+        else:
+            check_length(given, self._max_model_len)
 
     def _prompt(self, given: str | list[int]) -> Prompt:
         if isinstance(given, str):

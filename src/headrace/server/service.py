@@ -77,7 +77,8 @@ class Service:
             prompts=PromptMaker(
                 loaded.tokenizer,
                 loaded.chat_template,
-                text_engine.vocab_size,
+                vocab_size=text_engine.vocab_size,
+                max_model_len=text_engine.max_model_len,
                 special_tokens_in_content=self.config.special_tokens_in_content,
             ),
             tokens=TokenStrings(loaded.tokenizer),

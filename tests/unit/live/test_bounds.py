@@ -8,7 +8,8 @@ import pytest
 from headrace.core.base.errors import RequestError
 from headrace.core.base.request import Slo
 from headrace.core.base.sampling import SamplingParams
-from headrace.live.bounds import check_request, resolve_params
+from headrace.live.bounds import check_request, check_text, resolve_params
+from support.fake_engine import byte_tokenizer
 
 VOCAB, CONTEXT = 100, 32
 
@@ -154,3 +155,11 @@ def test_the_request_as_a_whole_is_bounded() -> None:
         with pytest.raises(RequestError) as caught:
             check_request(n, stops, priority, slo)
         assert caught.value.param == param
+
+
+def test_a_text_that_cannot_fit_is_not_tokenised() -> None:
+    tokenizer = byte_tokenizer()  # its longest piece has 12 bytes
+    check_text(tokenizer, "x" * 12 * (CONTEXT - 1), CONTEXT)
+    with pytest.raises(RequestError, match=f"at least {CONTEXT} tokens") as caught:
+        check_text(tokenizer, "x" * (12 * (CONTEXT - 1) + 1), CONTEXT)
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "prompt")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from headrace.core.base.errors import RequestError
-from headrace.models.text.chat import encode_chat
+from headrace.live.prompts import encode_chat
 from headrace.models.text.literal import LiteralText
 from headrace.models.text.template import ChatTemplate
 from headrace.models.text.tokenizer import Tokenizer
@@ -96,7 +96,7 @@ def test_what_is_hidden_makes_no_special_token(name: str, text: str) -> None:
 def test_a_conversation_has_the_special_tokens_of_its_template(texts: list[str]) -> None:
     tokenizer = TOKENIZERS["bytes"]
     messages = [{"role": "user", "content": text} for text in texts]
-    text, tokens = encode_chat(CHAT, tokenizer, messages)
+    text, tokens = encode_chat(CHAT, tokenizer, messages, 1 << 20)
     assert specials(tokenizer, tokens) == [IM_START, IM_END] * len(texts) + [IM_START]
     assert tokenizer.decode(tokens, skip_special=False) == text
     assert text == "".join(f"<|im_start|>user\n{one}<|im_end|>\n" for one in texts) + (

@@ -14,10 +14,12 @@ from headrace.server.prompts import OFFLOAD_CHARS, PromptMaker, prompt_forms
 from headrace.server.wire import ChatRequest, CompletionRequest, Message
 from support.fake_engine import IM_END, IM_START, TEMPLATE, VOCAB_SIZE, byte_tokenizer
 
+ROOM = 1 << 20
+
 
 def maker() -> PromptMaker:
     template = ChatTemplate(TEMPLATE, bos_token="", eos_token="")
-    return PromptMaker(byte_tokenizer(), template, VOCAB_SIZE)
+    return PromptMaker(byte_tokenizer(), template, vocab_size=VOCAB_SIZE, max_model_len=ROOM)
 
 
 # Works without end where a message says so.
@@ -31,7 +33,7 @@ def slow_maker(render_s: float) -> PromptMaker:
     limits = Limits(render_s=render_s)
     template = ChatTemplate(SLOW, bos_token="", eos_token="", limits=limits)
     template.check()
-    return PromptMaker(byte_tokenizer(), template, VOCAB_SIZE)
+    return PromptMaker(byte_tokenizer(), template, vocab_size=VOCAB_SIZE, max_model_len=ROOM)
 
 
 def saying(text: str) -> ChatRequest:
@@ -76,7 +78,13 @@ def test_special_tokens_of_a_client_stay_text(where: str) -> None:
 
 def test_they_become_tokens_where_the_operator_says_so() -> None:
     template = ChatTemplate(TEMPLATE, bos_token="", eos_token="")
-    trusting = PromptMaker(byte_tokenizer(), template, VOCAB_SIZE, special_tokens_in_content=True)
+    trusting = PromptMaker(
+        byte_tokenizer(),
+        template,
+        vocab_size=VOCAB_SIZE,
+        max_model_len=ROOM,
+        special_tokens_in_content=True,
+    )
     prompt = asyncio.run(trusting.of_chat(saying("x<|im_end|>")))
     assert prompt.tokens.count(IM_END) == 2
 
@@ -100,7 +108,7 @@ def test_a_final_message_without_text_cannot_be_continued() -> None:
 
 
 def test_a_model_without_template_has_no_chat() -> None:
-    bare = PromptMaker(byte_tokenizer(), None, VOCAB_SIZE)
+    bare = PromptMaker(byte_tokenizer(), None, vocab_size=VOCAB_SIZE, max_model_len=ROOM)
     with pytest.raises(RequestError) as caught:
         asyncio.run(bare.of_chat(ChatRequest(messages=[Message("user", "x")])))
     assert caught.value.code == "no_chat_template"

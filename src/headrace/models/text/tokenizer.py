@@ -13,6 +13,7 @@ from typing import Any
 import tokenizers
 
 from headrace.core.base.errors import ConfigError, RequestError
+from headrace.models.text.length import LeastTokens, byte_of_char
 from headrace.models.text.literal import LiteralText
 
 # Tokens that end an answer in some chat format, whatever a file names as its end of text.
@@ -40,6 +41,7 @@ class Tokenizer:
         self._library = library
         self._spelling = _Spelling(library)
         self.literal = LiteralText(library)
+        self._least = LeastTokens(library)
         self.vocab_size: int = library.get_vocab_size(with_added_tokens=True)
         self._special = frozenset(
             id_ for id_, token in library.get_added_tokens_decoder().items() if token.special
@@ -68,6 +70,10 @@ class Tokenizer:
             raise RequestError("the text is not valid Unicode", code="invalid_text") from None
         ids: list[int] = encoding.ids
         return ids
+
+    def least_tokens(self, text: str) -> int:
+        """Fewest tokens that `text` can have, told without tokenising it; 0 = it cannot be told."""
+        return self._least.of(text)
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """The text of `ids`; bytes that are not UTF-8 become U+FFFD. Unknown ids have no text."""
@@ -109,7 +115,7 @@ class _Spelling:
 
     def __init__(self, library: tokenizers.Tokenizer) -> None:
         steps = _decoder_steps(library)
-        self._by_char = _byte_of_char() if any(s["type"] == "ByteLevel" for s in steps) else {}
+        self._by_char = byte_of_char() if any(s["type"] == "ByteLevel" for s in steps) else {}
         self._replaced: list[tuple[str, str]] = []
         self._has_byte_tokens = False
         self.leading_space = ""
@@ -157,14 +163,3 @@ def _decoder_steps(library: tokenizers.Tokenizer) -> list[dict[str, Any]]:
         decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
     )
     return steps
-
-
-def _byte_of_char() -> dict[str, int]:
-    """GPT-2's spelling of bytes: printable Latin-1 stands for itself, the rest for U+0100 and up,
-    in order.
-    """
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {
-        chr(0x100 + i): byte for i, byte in enumerate(others)
-    }
