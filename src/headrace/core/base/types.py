@@ -9,5 +9,8 @@ SeqId = NewType("SeqId", int)
 StepId = NewType("StepId", int)
 BlockId = NewType("BlockId", int)
 
+WorkerId = NewType("WorkerId", int)
+"""Never reused: a worker that was restarted has another id, and the same name."""
+
 NS_PER_S: Final = 1_000_000_000
 NS_PER_MS: Final = 1_000_000

@@ -1,0 +1,67 @@
+"""A choice of a worker, with its reasons: what is kept and shown of each."""
+
+import msgspec
+
+from headrace.core.base.types import Ns, WorkerId
+
+
+class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker that could have taken the request, in predicted milliseconds."""
+
+    worker_id: WorkerId
+    name: str
+    num_hit_blocks: int  # leading blocks of the request that it has cached
+    queue_ms: float  # until the prefill work booked before it is done
+    prefill_ms: float  # of the tokens that are not cached
+    transfer_ms: float  # of the blocks that it would fetch from another worker
+    interference_ms: float  # by the sequences that decode there, over the request's life
+    stats_age_ms: float | None  # of what it told about its load; None = it never did
+    num_fetched_blocks: int = 0
+    fetch_from: WorkerId | None = None
+
+    @property
+    def ttft_ms(self) -> float:
+        """From now to the first token."""
+        return self.queue_ms + self.prefill_ms + self.transfer_ms
+
+    @property
+    def total_ms(self) -> float:
+        return self.ttft_ms + self.interference_ms
+
+
+class Filtered(msgspec.Struct, frozen=True):
+    """Workers that could not take it, for one reason."""
+
+    reason: str
+    num_workers: int
+    worker_ids: tuple[WorkerId, ...]  # the first few
+
+
+class Alternative(msgspec.Struct, frozen=True):
+    """What would have been chosen otherwise, by the same data."""
+
+    by: str  # a policy
+    worker_id: WorkerId
+    total_ms: float
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a request went where it went. `candidates` are the chosen one and the next cheapest."""
+
+    request_id: int
+    policy: str
+    decided_ns: Ns
+    waited_ms: float  # in the router
+    worker_id: WorkerId
+    candidates: tuple[Candidate, ...]  # the chosen one first
+    num_candidates: int  # all that could have taken it
+    num_tied: int  # as good as the chosen one; the seed picked among them
+    filtered: tuple[Filtered, ...]
+    alternatives: tuple[Alternative, ...]
+    regret_ms: float  # predicted cost beyond the cheapest candidate's
+    is_fallback: bool = False  # every worker was doubtful, so doubts did not count
+    ttft_ms: float | None = None  # as it became: from the decision to the first token
+
+    @property
+    def chosen(self) -> Candidate:
+        return self.candidates[0]
