@@ -88,6 +88,8 @@ class EngineCore:
             num_free_blocks=kv.num_free,
             num_cached_blocks=kv.num_cached,
             num_pinned_blocks=kv.num_blocks - kv.num_free - kv.num_cached,
+            num_prefill_tokens=scheduler.num_prefill_tokens,
+            num_kv_tokens=sum(seq.num_planned for seq in scheduler.running()),
             num_preemptions=scheduler.num_preemptions,
             num_recomputed_tokens=scheduler.num_recomputed_tokens,
             num_queried_tokens=scheduler.num_queried_tokens,

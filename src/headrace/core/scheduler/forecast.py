@@ -1,6 +1,7 @@
-"""How long a sequence that arrives now would wait for its first token."""
+"""How much prefill is due, and how long until a sequence that arrives now has its first token."""
 
 from collections.abc import Collection, Iterable
+from typing import Final
 
 from headrace.core.base.types import Ns
 from headrace.core.config.schema import SchedulerConfig
@@ -9,6 +10,21 @@ from headrace.core.cost.model import StepShape
 from headrace.core.kv.manager import KvManager
 from headrace.core.scheduler.policies import step_budget
 from headrace.core.scheduler.sequence import Sequence
+
+# Looking up what the cache holds takes time; of a longer queue the rest counts in full.
+MAX_LOOKUPS: Final = 256
+
+
+def count_prefill(kv: KvManager, waiting: Iterable[Sequence], running: Iterable[Sequence]) -> int:
+    """Known tokens yet to be computed, beside what the cache holds and the next token of each
+    sequence that decodes.
+    """
+    total = sum(seq.num_remaining for seq in running if seq.num_remaining > 1)
+    for index, seq in enumerate(waiting):
+        total += len(seq.tokens)
+        if index < MAX_LOOKUPS:
+            total -= kv.match(seq.chain, seq.reusable_tokens) * kv.block_size
+    return total
 
 
 def predict_ttft_ns(

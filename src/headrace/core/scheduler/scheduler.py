@@ -23,7 +23,7 @@ from headrace.core.config.schema import SchedulerConfig
 from headrace.core.cost.learned import LearnedCost
 from headrace.core.cost.model import CostModel
 from headrace.core.kv.manager import KvManager
-from headrace.core.scheduler.forecast import predict_ttft_ns
+from headrace.core.scheduler.forecast import count_prefill, predict_ttft_ns
 from headrace.core.scheduler.lanes import DeficitRoundRobin, ShortShare
 from headrace.core.scheduler.policies import (
     choose_victim,
@@ -72,6 +72,13 @@ class Scheduler:
 
     def running(self) -> Iterator[Sequence]:
         return iter(self._running.values())
+
+    @property
+    def num_prefill_tokens(self) -> int:
+        """Known tokens yet to be computed, beside what the cache holds and the next token of each
+        sequence that decodes.
+        """
+        return count_prefill(self._kv, self._waiting, self._running.values())
 
     def predict_ttft_ns(self, seq: Sequence) -> Ns:
         """Predicted time until a sequence that arrives now has its first token."""
