@@ -71,6 +71,7 @@ class EngineCore:
         self._last_elapsed_ns = Ns(0)  # of the last step
         self._is_recovering = False  # a step has failed, and with it what was planned upon it
         self._num_arrived = 0
+        self._num_steps = self._num_failed_steps = self._num_computed_tokens = 0
         self._now = Ns(0)
 
     # ---- queries
@@ -94,6 +95,9 @@ class EngineCore:
             num_recomputed_tokens=scheduler.num_recomputed_tokens,
             num_queried_tokens=scheduler.num_queried_tokens,
             num_hit_tokens=scheduler.num_hit_tokens,
+            num_steps=self._num_steps,
+            num_failed_steps=self._num_failed_steps,
+            num_computed_tokens=self._num_computed_tokens,
         )
 
     def check(self) -> None:
@@ -199,6 +203,8 @@ class EngineCore:
         step = self._take_step(result.step_id)
         self._last_elapsed_ns = result.elapsed_ns
         self._scheduler.learn(step.plan, result.elapsed_ns)
+        self._num_steps += 1
+        self._num_computed_tokens += step.plan.num_tokens
         if len(step.plan.seqs) != len(result.seqs):
             raise InvariantError(
                 "step result has another size than its plan", step_id=result.step_id
@@ -239,6 +245,7 @@ class EngineCore:
         happens again and again. So does nothing that was planned upon it.
         """
         self._is_recovering = True
+        self._num_failed_steps += 1
         for seq, epoch in self._take_step(step_id).living:
             if seq.epoch != epoch:
                 continue

@@ -16,3 +16,6 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     num_recomputed_tokens: int  # computed tokens given up by preemption
     num_queried_tokens: int  # prompt tokens looked up in the prefix cache
     num_hit_tokens: int  # of these, found
+    num_steps: int
+    num_failed_steps: int
+    num_computed_tokens: int  # rows of the steps that were done

@@ -170,6 +170,10 @@ def test_a_failed_step_is_computed_again() -> None:
     assert bench.preempted
     bench.run()
     bench.assert_outputs()
+    stats = bench.core.stats()
+    assert (stats.num_steps, stats.num_failed_steps) == (5, 1)
+    # The prompt and four of the output; after the first step all of it again.
+    assert stats.num_computed_tokens == 3 + 4 + 3
 
 
 def test_a_step_that_always_fails_ends_its_sequences_with_the_error() -> None:
