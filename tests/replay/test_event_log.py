@@ -209,7 +209,7 @@ def test_a_file_that_is_no_log_is_refused(data: bytes, tmp_path: Path) -> None:
 
 
 def test_a_missing_log_and_another_format_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot open"):
+    with pytest.raises(ConfigError, match="cannot be read"):
         EventLogReader(tmp_path / "none")
     header = LogHeader(
         format="hrlog9", config=CONFIG, spec=worker_spec(), cost=FittedCostModel.prior()

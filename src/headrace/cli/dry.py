@@ -6,7 +6,7 @@ from typing import NoReturn
 from headrace.core.config.ledger import KvPlan
 from headrace.core.config.resolve import MachineFacts, Resolution
 from headrace.core.config.schema import Config
-from headrace.live.boot import plan_memory
+from headrace.live.boot import plan_memory, template_path
 from headrace.models.hub import DEFAULT_MODEL, cache_dir
 from headrace.models.load import LoadedModel, load_model
 from headrace.ops.interface import Forward, KvLayout, TensorView
@@ -47,7 +47,12 @@ def open_dry(path: Path, config: Config) -> tuple[LoadedModel, DryBackend]:
     The model's chat template has been compiled, and renders nothing.
     """
     backend = DryBackend()
-    loaded = load_model(path, backend, max_model_len=config.model.max_model_len)
+    loaded = load_model(
+        path,
+        backend,
+        max_model_len=config.model.max_model_len,
+        chat_template=template_path(config.model),
+    )
     loaded.close()
     return loaded, backend
 

@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from headrace.cli.flags import config_file, flag_values
+from headrace.core.base.errors import ConfigError
 from headrace.core.config.merge import Layer, Merged, merge
 from headrace.core.config.sources import layer_from_toml, layers_from_environ, layers_from_flags
+from headrace.models.files import read_text
 
 CONFIG_VARIABLE = "HEADRACE_CONFIG"
+MAX_FILE_BYTES = 1 << 20
 
 
 def load_settings(
@@ -35,10 +38,7 @@ def load_settings(
 
 def _read_file(name: str) -> Layer:
     try:
-        text = Path(name).expanduser().read_text(encoding="utf-8")
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        return Layer(f"file {name}", {}, [f"cannot read the settings file {name}: {reason}"])
-    except UnicodeDecodeError:
-        return Layer(f"file {name}", {}, [f"the settings file {name} is not UTF-8 text"])
+        text = read_text(Path(name).expanduser(), MAX_FILE_BYTES)
+    except ConfigError as error:
+        return Layer(f"file {name}", {}, [f"settings file {error.message}"])
     return layer_from_toml(name, text)

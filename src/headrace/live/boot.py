@@ -14,7 +14,7 @@ from headrace.adapters.executors.port import Executor
 from headrace.core.base.errors import ConfigError, DeviceError, InvariantError
 from headrace.core.config.ledger import ByteLedger, KvPlan
 from headrace.core.config.resolve import MachineFacts, ModelFacts, Resolution, resolve
-from headrace.core.config.schema import Config, DeviceConfig, SchedulerConfig
+from headrace.core.config.schema import Config, DeviceConfig, ModelConfig, SchedulerConfig
 from headrace.core.config.units import format_bytes
 from headrace.core.cost.fitted import FittedCostModel
 from headrace.live.calibrate import calibrate
@@ -69,7 +69,7 @@ def boot(
         path,
         backend,
         max_model_len=config.model.max_model_len,
-        chat_template=_template_source(config.model.chat_template),
+        chat_template=template_path(config.model),
         on_progress=_stage(on_progress, "load"),
     )
     try:
@@ -134,14 +134,9 @@ def _stage(on_progress: Progress | None, stage: str) -> Callable[[int, int], Non
     return None if on_progress is None else partial(on_progress, stage)
 
 
-def _template_source(path: str) -> str | None:
-    """The Jinja source that takes the place of the model's own; None = keep that."""
-    if not path:
-        return None
-    try:
-        return Path(path).expanduser().read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the chat template: {error}", path=path) from error
+def template_path(model: ModelConfig) -> Path | None:
+    """The file whose template takes the place of the model's own; None = keep that."""
+    return Path(model.chat_template).expanduser() if model.chat_template else None
 
 
 def plan_memory(

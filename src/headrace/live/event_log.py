@@ -7,6 +7,7 @@ last frame; that is reported, not fatal.
 """
 
 import logging
+import os
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -25,6 +26,7 @@ from headrace.core.config.schema import WorkerConfig
 from headrace.core.config.units import format_bytes, size_text
 from headrace.core.cost.fitted import FittedCostModel
 from headrace.core.engine.trace import Frame, decode_frame, encode_frame
+from headrace.models.files import open_regular
 
 _log = logging.getLogger(__name__)
 
@@ -48,7 +50,10 @@ class EventLogWriter:
 
     def __init__(self, path: Path, header: LogHeader) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("wb")
+        # A pipe that nobody reads from would be waited for.
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK, 0o666)
+        os.set_blocking(handle, True)
+        self._file = os.fdopen(handle, "wb")
         self._write(msgspec.msgpack.encode(header))
 
     def write(self, now: Ns, event: EngineEvent, effects: Sequence[EngineEffect]) -> None:
@@ -105,12 +110,7 @@ class EventLogReader:
 
     def __init__(self, path: Path) -> None:
         self.is_truncated = False
-        try:
-            self._file = path.open("rb")
-        except OSError as error:
-            raise ConfigError(
-                f"cannot open the event log: {error.strerror}", path=str(path)
-            ) from error
+        self._file = open_regular(path)
         try:
             self.header = self._read_header(path)
         except ConfigError:

@@ -13,6 +13,7 @@ import msgspec
 
 from headrace.core.base.errors import ConfigError
 from headrace.models.facts import Facts, naming
+from headrace.models.files import read_bounded, read_text
 from headrace.models.gguf import GgufFile
 from headrace.models.llama import Llama, LlamaNames, LlamaShape
 from headrace.models.llama_files import (
@@ -21,9 +22,9 @@ from headrace.models.llama_files import (
     shape_from_config,
     shape_from_gguf,
 )
-from headrace.models.safetensors import SafetensorsFolder, read_bounded
+from headrace.models.safetensors import MAX_JSON_BYTES, SafetensorsFolder
 from headrace.models.tensors import OnProgress, StoredTensor, WeightReader
-from headrace.models.text.template import ChatTemplate
+from headrace.models.text.template import MAX_SOURCE_CHARS, ChatTemplate
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.models.text.vocabulary import tokenizer_from_folder, tokenizer_from_gguf
 from headrace.ops.interface import Backend, Model
@@ -62,14 +63,16 @@ def load_model(
     backend: Backend[Any, Any],
     *,
     max_model_len: int = 0,
-    chat_template: str | None = None,
+    chat_template: Path | None = None,
     on_progress: OnProgress | None = None,
 ) -> LoadedModel:
     """Load a GGUF file or a folder of safetensors into `backend`.
 
-    `max_model_len` 0 = all that the model allows; `chat_template` is a Jinja source that replaces
-    the model's own. Whatever is wrong with the files is a ConfigError of one line.
+    `max_model_len` 0 = all that the model allows; `chat_template` is a file with a Jinja template
+    that replaces the model's own. Whatever is wrong with the files is a ConfigError of one line.
     """
+    replacement = None if chat_template is None else _replacement(chat_template)
+    template_path = path if chat_template is None else chat_template
     if path.is_dir():
         source = _open_folder(path)
     else:
@@ -77,13 +80,13 @@ def load_model(
         source = _open_gguf(path)
     with ExitStack() as undo:
         # It comes up in its own process while the weights are read.
-        with naming(path):
-            template = _template(source, chat_template)
+        with naming(template_path):
+            template = _template(source, replacement)
         if template is not None:
             undo.callback(template.close)
         model, weights = _model(path, source, backend, max_model_len, on_progress)
         if template is not None:
-            with naming(path):
+            with naming(template_path):
                 template.check()
         undo.pop_all()
     return LoadedModel(
@@ -200,7 +203,7 @@ def _folder_template(folder: SafetensorsFolder, tokenizer_config: Mapping[str, o
     """
     path = folder.path / "chat_template.jinja"
     if path.is_file():
-        return read_bounded(path).decode("utf-8", "replace")
+        return read_bounded(path, MAX_JSON_BYTES).decode("utf-8", "replace")
     entry = tokenizer_config.get("chat_template")
     if isinstance(entry, list):
         named = {e.get("name"): e.get("template") for e in entry if isinstance(e, dict)}
@@ -213,6 +216,16 @@ def _template(source: _Source, replacement: str | None) -> ChatTemplate | None:
     if not text:
         return None
     return ChatTemplate(text, bos_token=source.bos_token, eos_token=source.eos_token)
+
+
+def _replacement(path: Path) -> str:
+    text = read_text(path, 4 * MAX_SOURCE_CHARS)
+    if not text.strip():
+        raise ConfigError(
+            f"{path}: the chat template is empty",
+            hint="leave it out for the model's own, if it has one",
+        )
+    return text
 
 
 def _name(path: Path) -> str:

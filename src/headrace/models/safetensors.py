@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 
 from headrace.core.base.errors import ConfigError
-from headrace.core.config.units import format_bytes, size_text
+from headrace.core.config.units import format_bytes
+from headrace.models.files import read_bounded
 from headrace.models.tensors import Extent, StoredTensor, check_extents, map_file
 
 # Type name in a header -> (our name, bytes of a value); 0 bytes = known by name only.
@@ -57,11 +58,13 @@ class SafetensorsFolder:
         path = self.path / name
         if not path.is_file():
             return None
-        values: dict[str, object] = _decoded(path, read_bounded(path), dict[str, Any])
+        values: dict[str, object] = _decoded(
+            path, read_bounded(path, MAX_JSON_BYTES), dict[str, Any]
+        )
         return values
 
     def _add_indexed_shards(self, index: Path) -> None:
-        weight_map = _decoded(index, read_bounded(index), _Index).weight_map
+        weight_map = _decoded(index, read_bounded(index, MAX_JSON_BYTES), _Index).weight_map
         for name in sorted(set(weight_map.values())):
             if name != Path(name).name or not name.endswith(".safetensors"):
                 raise ConfigError(f"{index}: {name!r} is not the name of a shard in this folder")
@@ -109,16 +112,6 @@ def read_shard(path: Path, data: memoryview) -> dict[str, StoredTensor]:
         )
         for name, entry in entries.items()
     }
-
-
-def read_bounded(path: Path, max_bytes: int = MAX_JSON_BYTES) -> bytes:
-    """A whole small file; ConfigError where it is large or cannot be read."""
-    try:
-        if path.stat().st_size > max_bytes:
-            raise ConfigError(f"{path}: larger than {size_text(max_bytes)}")
-        return path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
 
 
 def _extent(path: Path, name: str, entry: _Entry) -> Extent:

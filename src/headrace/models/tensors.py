@@ -14,6 +14,7 @@ import msgspec
 
 from headrace.core.base.errors import ConfigError
 from headrace.core.config.units import format_bytes
+from headrace.models.files import open_regular
 from headrace.ops.interface import Backend, TensorView, WeightType
 
 W = TypeVar("W")
@@ -51,7 +52,7 @@ def map_file(path: Path) -> memoryview:
     does.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except ValueError:
         raise ConfigError(f"{path}: the file is empty", hint="fetch the file again") from None

@@ -56,6 +56,14 @@ def test_a_sound_setup_is_told_and_changes_nothing(
     assert not (tmp_path / "cache").exists()
 
 
+def test_a_template_that_serve_would_refuse_is_a_failure(capsys: Capture, tmp_path: Path) -> None:
+    model, template = write_tiny_model(tmp_path / "tiny.gguf"), tmp_path / "own.jinja"
+    template.touch()
+    arguments = [str(model), "--chat-template", str(template), "--backend", "torch", "--port", "0"]
+    assert main(["doctor", *arguments]) == 1
+    assert "own.jinja: the chat template is empty" in capsys.readouterr().out
+
+
 def test_one_failure_is_exit_code_1(capsys: Capture, tmp_path: Path) -> None:
     assert main(["doctor", str(tmp_path / "none.gguf"), "--port", "0"]) == 1
     out = capsys.readouterr().out

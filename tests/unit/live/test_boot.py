@@ -1,5 +1,6 @@
 """From a configuration to an engine that answers, and one clear line where that cannot be."""
 
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -103,7 +104,7 @@ def test_a_template_file_replaces_the_models_own(
     text = template.render([{"role": "user", "content": "hi"}])
     assert text == "<|endoftext|><hi><|im_end|>"
     booted.close()
-    with pytest.raises(ConfigError, match="chat template"):
+    with pytest.raises(ConfigError, match="none: cannot be read"):
         boot(config(model, model={"chat_template": str(tmp_path / "none")}), executor=executor)
 
 
@@ -135,11 +136,14 @@ def test_a_device_that_refuses_is_the_operators_business(
         boot(config(model))
 
 
+@pytest.mark.parametrize("kind", ["folder", "pipe without a reader"])
 def test_a_log_that_cannot_be_written_closes_the_executor(
-    model: Path, executor: FormulaExecutor, tmp_path: Path
+    model: Path, executor: FormulaExecutor, tmp_path: Path, kind: str
 ) -> None:
+    path = tmp_path / "log"
+    path.mkdir() if kind == "folder" else os.mkfifo(path)
     with pytest.raises(ConfigError, match="event log"):
-        boot(config(model, telemetry=TelemetryConfig(event_log=str(tmp_path))), executor=executor)
+        boot(config(model, telemetry=TelemetryConfig(event_log=str(path))), executor=executor)
     assert executor._is_closed
 
 

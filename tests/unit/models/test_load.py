@@ -397,6 +397,29 @@ def test_every_end_of_text_of_a_folder_counts(tmp_path: Path) -> None:
 
 def test_a_template_from_outside_replaces_the_models_own(tmp_path: Path) -> None:
     broken = llama_metadata(tokenizer__chat_template="{% broken %}")
-    loaded = load_gguf(tmp_path, broken, chat_template="{{ eos_token }}")
+    loaded = load_gguf(
+        tmp_path, broken, chat_template=write(tmp_path / "own.jinja", "{{ eos_token }}")
+    )
     assert loaded.chat_template is not None
     assert loaded.chat_template.render([]) == "<|im_end|>"
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ("", "the chat template is empty"),
+        (" \n", "the chat template is empty"),
+        ("x" * (1 << 20) + "x", "longer than"),
+        ("x" * (4 << 20) + "x", "larger than 4MiB"),
+        (b"\xff", "not UTF-8 text"),
+        ("{% broken %}", "cannot be compiled"),
+    ],
+    ids=["empty", "blank", "long", "huge", "binary", "broken"],
+)
+def test_faults_of_a_template_from_outside_name_its_file(
+    tmp_path: Path, data: str | bytes, said: str
+) -> None:
+    path = write(tmp_path / "own.jinja", data)
+    with pytest.raises(ConfigError, match=said) as caught:
+        load_gguf(tmp_path, llama_metadata(), chat_template=path)
+    assert caught.value.message.startswith(f"{path}: ")

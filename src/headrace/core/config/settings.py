@@ -6,6 +6,7 @@ Decides which values a setting may have; refuses to know where a value comes fro
 
 import math
 import re
+import reprlib
 from dataclasses import Field, dataclass, fields
 from typing import Any, Final
 
@@ -28,6 +29,8 @@ _UNITS: Final = {
     for suffix in ("", "b")
 }
 _SIZE = re.compile(r"([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+]?[0-9]+)?)\s*([a-zA-Z]*)")
+_REPR = reprlib.Repr()  # which a value of any depth does not overcome
+_REPR.maxstring = 60
 _TRUE: Final = ("true", "yes", "on", "1")
 _FALSE: Final = ("false", "no", "off", "0")
 
@@ -132,7 +135,7 @@ class Setting:
             float: "a number",
             str: "a text",
         }[self.type]
-        return ValueError(f"is {_cut(repr(raw))}, not {wanted}")
+        return ValueError(f"is {_cut(_REPR.repr(raw))}, not {wanted}")
 
 
 def _size(number: str, scale: int) -> int:

@@ -27,8 +27,10 @@ def layer_from_toml(name: str, text: str) -> Layer:
     source = f"file {name}"
     try:
         return Layer(source, tomllib.loads(text))
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # a number of thousands of digits is one that is no TOMLDecodeError
         return Layer(source, {}, [f"{name} is not TOML: {str(error).lower()}"])
+    except RecursionError:
+        return Layer(source, {}, [f"{name} is nested too deeply"])
 
 
 def layers_from_environ(environ: Mapping[str, str]) -> list[Layer]:

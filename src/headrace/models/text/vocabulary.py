@@ -15,7 +15,8 @@ from tokenizers import pre_tokenizers as pre
 
 from headrace.core.base.errors import ConfigError
 from headrace.models.facts import Facts, naming
-from headrace.models.safetensors import SafetensorsFolder, read_bounded
+from headrace.models.files import read_bounded
+from headrace.models.safetensors import MAX_JSON_BYTES, SafetensorsFolder
 from headrace.models.text.tokenizer import Tokenizer
 
 _PREFIX = "tokenizer.ggml."
@@ -57,7 +58,7 @@ def tokenizer_from_folder(folder: SafetensorsFolder) -> Tokenizer:
             f"{folder.path}: the folder has no tokenizer.json",
             hint="save the model with a fast tokenizer",
         )
-    data = read_bounded(path)
+    data = read_bounded(path, MAX_JSON_BYTES)
     library = _built(path, lambda: tokenizers.Tokenizer.from_buffer(data))
     configs = [folder.json(name) for name in ("config.json", "generation_config.json")]
     named = [Facts(folder.path, values) for values in configs if values is not None]

@@ -184,6 +184,23 @@ def test_a_file_that_is_not_toml_is_a_fault_among_others() -> None:
     assert message.splitlines()[1].startswith("a.toml is not TOML: ")
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a = " + "[" * 10_000, "a.toml is nested too deeply"),
+        ("a = " + "{x=" * 10_000, "a.toml is nested too deeply"),
+        ("a = " + "1" * 10_000, "a.toml is not TOML: "),
+        ("server.port." + ".".join("x" * 2_000) + " = 1", "server.port is {'x': {'x': "),
+        ("server.port = [" + "[" * 20 + "]" * 20 + "]", "server.port is [[[[[[[...]]]]]]]"),
+    ],
+    ids=["arrays", "tables", "number", "dotted", "nested"],
+)
+def test_a_file_of_any_depth_is_a_fault(text: str, said: str) -> None:
+    message = fault(layer_from_toml("a.toml", text))
+    assert message.startswith(said)
+    assert "\n" not in message
+
+
 def test_settings_from_python_go_by_name() -> None:
     config = from_settings({"path": "m.gguf", "step_tokens": 64, "memory_bytes": "1GiB"})
     assert config.model.path == "m.gguf"
