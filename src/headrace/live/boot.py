@@ -12,6 +12,7 @@ from typing import Any
 from headrace.adapters.executors.model import ModelExecutor
 from headrace.adapters.executors.port import Executor
 from headrace.core.base.errors import ConfigError, DeviceError, InvariantError
+from headrace.core.base.plan import WorkerSpec
 from headrace.core.config.ledger import ByteLedger, KvPlan
 from headrace.core.config.resolve import MachineFacts, ModelFacts, Resolution, resolve
 from headrace.core.config.schema import Config, DeviceConfig, ModelConfig, SchedulerConfig
@@ -44,6 +45,7 @@ class Booted:
     kv: KvPlan
     ledger: ByteLedger
     loaded: LoadedModel
+    spec: WorkerSpec
     engine: LiveEngine
     text_engine: TextEngine
 
@@ -54,15 +56,19 @@ class Booted:
 
 
 def boot(
-    config: Config, *, on_progress: Progress | None = None, executor: Executor | None = None
+    config: Config,
+    *,
+    machine: MachineFacts | None = None,
+    on_progress: Progress | None = None,
+    executor: Executor | None = None,
 ) -> Booted:
     """Load the model and start its engine.
 
-    `executor` replaces the backend's own, for tests and dry runs; its spec then decides the KV
-    pool. Raises ConfigError.
+    `machine` is what may be used of this one, where that is not all of it. `executor` replaces the
+    backend's own, for tests and dry runs; its spec then decides the KV pool. Raises ConfigError.
     """
     # Measured before the model takes its share, so that it counts all that there is to give.
-    machine = machine_facts()
+    machine = machine_facts() if machine is None else machine
     path = resolve_model(config.model.path, _stage(on_progress, "fetch"))
     backend = make_backend(config.device)
     loaded = load_model(
@@ -104,6 +110,7 @@ def _booted(
         kv=kv,
         ledger=kv.ledger,
         loaded=loaded,
+        spec=executor.spec,
         engine=engine,
         text_engine=text_engine,
     )

@@ -153,6 +153,19 @@ class SchedulerConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterConfig:
+    workers: int = setting(
+        1, "worker processes on this machine; 1 = the engine runs in the server", low=1, high=256
+    )
+    max_migrations: int = setting(
+        3, "workers that a request may lose before it ends with an error", low=0, high=100
+    )
+    silence_timeout_s: float = setting(
+        5.0, "silence after which a worker is taken for lost", low=1, high=3600
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
     host: str = setting("127.0.0.1", "address to bind")
     port: int = setting(8000, "port to bind; 0 = any free one", low=0, high=65_535)
@@ -170,6 +183,114 @@ class ServerConfig:
     )
     special_tokens_in_content: bool = setting(
         False, "special tokens that a chat message spells become these tokens, and no text"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterConfig:
+    policy: str = setting(
+        "kv",
+        "how a worker is chosen; kv = the least predicted milliseconds, cached prefixes included",
+        choices=(
+            "kv",
+            "prefix",
+            "session",
+            "least_loaded",
+            "power_of_two",
+            "round_robin",
+            "random",
+        ),
+        flag="--router-policy",
+    )
+    seed: int = setting(
+        0, "of what the router draws", low=0, high=(1 << 63) - 1, flag="--router-seed"
+    )
+    predicted_output_tokens: int = setting(
+        128,
+        "output that the router predicts for a sequence, at most max_tokens",
+        low=0,
+        high=1_000_000,
+        flag="--router-output-tokens",
+    )
+    interference_weight: float = setting(
+        1.0,
+        "what a millisecond of slower decoding counts beside one of TTFT",
+        low=0,
+        high=1000,
+        flag="--router-interference-weight",
+    )
+    kv_link: str = setting(
+        "",
+        "link over which workers fetch each other's KV, as the cost model calls it; empty = none",
+        flag="--router-kv-link",
+    )
+    worker_queue_ms: float = setting(
+        2000.0,
+        "predicted prefill at a worker beyond which requests wait in the router",
+        low=0,
+        high=1e9,
+        flag="--router-worker-queue-ms",
+    )
+    max_waiting_requests: int = setting(
+        4096,
+        "requests that wait in the router; beyond it they are refused with 429",
+        low=0,
+        high=10_000_000,
+        flag="--router-max-waiting",
+    )
+    worker_wait_s: float = setting(
+        10.0,
+        "how long a request waits for a first worker to come up, before 503",
+        low=0,
+        high=1e6,
+        flag="--router-worker-wait-s",
+    )
+    early_reject: bool = setting(
+        False,
+        "refuse a request whose predicted TTFT misses its SLO, at the router",
+        flag="--router-early-reject",
+    )
+    stats_stale_ms: float = setting(
+        2000.0,
+        "age at which what a worker told about its load counts no more, and it is taken for busy",
+        low=1,
+        high=1e9,
+        flag="--router-stats-stale-ms",
+    )
+    index_ttl_s: float = setting(
+        120.0,
+        "how long a prefix is taken to be cached by a worker that publishes no KV events",
+        low=0.1,
+        high=1e6,
+        flag="--router-index-ttl-s",
+    )
+    breaker_failures: int = setting(
+        3,
+        "failures of a worker within half a minute or so that cut it off",
+        low=1,
+        high=1000,
+        flag="--router-breaker-failures",
+    )
+    breaker_open_s: float = setting(
+        5.0,
+        "time until a worker that was cut off is probed; doubles with each failed probe",
+        low=0.01,
+        high=1e5,
+        flag="--router-breaker-open-s",
+    )
+    breaker_probes: int = setting(
+        2,
+        "probes that must succeed before such a worker is trusted again",
+        low=1,
+        high=1000,
+        flag="--router-breaker-probes",
+    )
+    kept_decisions: int = setting(
+        1024,
+        "decisions that can be asked for afterwards",
+        low=0,
+        high=1_000_000,
+        flag="--router-kept-decisions",
     )
 
 
@@ -199,7 +320,9 @@ class Config:
     device: DeviceConfig = DeviceConfig()
     kv: KvConfig = KvConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
+    cluster: ClusterConfig = ClusterConfig()
     server: ServerConfig = ServerConfig()
+    router: RouterConfig = RouterConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
 
     @property
