@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from headrace.core.base.errors import ConfigError
+from headrace.core.config.schema import ServerConfig
 from headrace.server.app import create_app
 from headrace.server.run import HttpServer, bind, url_of
 from support.fake_engine import MODEL_NAME, FakeBooted, formula_model
@@ -182,6 +183,9 @@ with formula_model() as booted:
         on_drain=lambda num_answers: print("waiting for", num_answers, flush=True),
     )
     booted.engine.check()
+    if "slowly" in sys.argv:
+        print("closing", flush=True)
+        sys.stdin.readline()
 print("ended", flush=True)
 """
 
@@ -212,3 +216,29 @@ def test_nobody_is_waited_for_where_nobody_is_served() -> None:
         child.stdout.readline()
         child.send_signal(signal.SIGTERM)
         assert child.communicate(timeout=30) == (b"ended\n", b"")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_after_the_drain_changes_nothing(number: signal.Signals) -> None:
+    """The server has stopped, and what it served is still being closed."""
+    with subprocess.Popen(
+        [sys.executable, "-c", CHILD, "slowly"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        child.send_signal(number)
+        assert child.stdout.readline() == b"closing\n"
+        child.send_signal(number)
+        assert child.communicate(b"\n", timeout=30) == (b"ended\n", b"")
+    assert child.returncode == 0
+
+
+def test_a_stop_before_the_start_counts() -> None:
+    config = ServerConfig(port=0)
+    server = HttpServer(create_app(None, config), config)
+    server.stop()
+    server.run()
+    server.stop()

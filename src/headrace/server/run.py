@@ -1,8 +1,8 @@
 """Runs the application: binds, serves, and stops so that nobody is cut off who can be helped.
 
 SIGTERM or SIGINT closes the door at once (`/ready` 503, new requests 503 with Retry-After); answers
-under way finish within the drain time, those that do not end with an error. A second signal stops
-at once.
+under way finish within the drain time, those that do not end with an error. A second signal cuts
+them off; later ones change nothing. Whenever it comes, the process ends as it would have.
 """
 
 import asyncio
@@ -78,8 +78,20 @@ def run_server(
     config.port. `on_ready` is told the URL when requests are accepted; `on_drain` is told how many
     answers a drain waits for, unless it is over at once. `boot` loads the model while the server
     already answers `/health` and `/ready`; what it raises is raised here.
+
+    In the main thread it takes over SIGTERM and SIGINT for good: one that comes while the rest of
+    the process is closed must not end it halfway.
     """
-    HttpServer(app, config, listener=listener, on_drain=on_drain).run(on_ready=on_ready, boot=boot)
+    server = HttpServer(app, config, listener=listener, on_drain=on_drain)
+    is_main = threading.current_thread() is threading.main_thread()
+    signals = _SIGNALS if is_main else ()
+    for number in signals:
+        signal.signal(number, lambda *_: server.stop())
+    try:
+        server.run(on_ready=on_ready, boot=boot)
+    finally:
+        for number in signals:
+            signal.signal(number, signal.SIG_IGN)
 
 
 class HttpServer:
@@ -101,7 +113,8 @@ class HttpServer:
         self._on_drain = on_drain
         self._listener = bind(config.host, config.port) if listener is None else listener
         self.url = url_of(self._listener)
-        self._server = _Uvicorn(app, self._on_stop)
+        self._server = _Uvicorn(app)
+        self._is_stopped_early = False
         self.loop: asyncio.AbstractEventLoop | None = None  # while it runs, and after
         self._draining: asyncio.Task[None] | None = None
 
@@ -116,13 +129,16 @@ class HttpServer:
         on_ready: Callable[[str], None] | None = None,
         boot: Callable[[], Booted] | None = None,
     ) -> None:
-        """Block until stopped. In the main thread it listens for signals."""
+        """Block until stopped."""
         with asyncio.Runner(loop_factory=self._server.config.get_loop_factory()) as runner:
             runner.run(self._serve(on_ready, boot))
 
     def stop(self) -> None:
         """Drain, then stop; called again, stop at once. From any thread."""
-        if self.loop is not None and not self.loop.is_closed():
+        if self.loop is None:
+            self._is_stopped_early = True
+            return
+        with contextlib.suppress(RuntimeError):  # it has stopped
             self.loop.call_soon_threadsafe(self._on_stop)
 
     async def _serve(
@@ -130,7 +146,8 @@ class HttpServer:
     ) -> None:
         self.loop = asyncio.get_running_loop()
         serving = asyncio.create_task(self._server.serve(sockets=[self._listener]))
-        await asyncio.sleep(0)  # from here on it listens for signals, as whoever is told relies on
+        if self._is_stopped_early:
+            self._on_stop()
         try:
             if boot is not None:
                 self._service.attach(await asyncio.to_thread(boot))
@@ -166,9 +183,9 @@ class HttpServer:
 
 
 class _Uvicorn(uvicorn.Server):
-    """uvicorn, with signals that drain before it closes its listener, and without its own logs."""
+    """uvicorn without its own signals and logs."""
 
-    def __init__(self, app: Starlette, on_stop: Callable[[], None]) -> None:
+    def __init__(self, app: Starlette) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
@@ -184,21 +201,10 @@ class _Uvicorn(uvicorn.Server):
                 backlog=BACKLOG,
             )
         )
-        self._on_stop = on_stop
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        loop = asyncio.get_running_loop()
-        for number in _SIGNALS:
-            loop.add_signal_handler(number, self._on_stop)
-        try:
-            yield
-        finally:
-            for number in _SIGNALS:
-                loop.remove_signal_handler(number)
+        yield
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await super().shutdown(sockets)
