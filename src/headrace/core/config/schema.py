@@ -245,10 +245,10 @@ class RouterConfig:
         high=1e6,
         flag="--router-worker-wait-s",
     )
-    early_reject: bool = setting(
+    refuse_late: bool = setting(
         False,
-        "refuse a request whose predicted TTFT misses its SLO, at the router",
-        flag="--router-early-reject",
+        "refuse a request whose TTFT, predicted by the router, misses its SLO",
+        flag="--router-refuse-late",
     )
     stats_stale_ms: float = setting(
         2000.0,
