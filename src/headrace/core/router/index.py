@@ -1,0 +1,214 @@
+"""Which worker has which block: one map from names to sets of workers, a set being the bits of an
+integer.
+
+A worker evicts leaves first, so what it has of a chain is a prefix of it, and the set of workers
+that have the i-th block only shrinks with i. A match therefore bisects instead of walking. Where
+lost events leave holes, it may take a worker for a better one than it is: that costs time, and
+nothing else.
+
+Three layers are read as one:
+
+- *stored*: what workers published;
+- *expected*: blocks of requests on their way or in prefill, so that twins meet;
+- *remembered*: prompts of workers that publish nothing, for one to two times half the TTL.
+
+Decides nothing about time to live beyond that; refuses to know what a worker is.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from headrace.core.base.errors import InvariantError
+from headrace.core.base.events import BlockRemoved, BlockStored
+from headrace.core.base.types import Ns
+
+# Each shard is a dict small enough to be resized, swept or thrown away within one event.
+NUM_SHARDS: Final = 4096
+
+
+class PrefixIndex:
+    """Names are 16 bytes, or at least 2 that are spread evenly. Slots stand for workers."""
+
+    def __init__(self, ttl_ns: Ns) -> None:
+        self._stored: list[dict[bytes, int]] = [{} for _ in range(NUM_SHARDS)]
+        self._expected: dict[bytes, int] = {}
+        self._remembered: list[dict[bytes, int]] = [{} for _ in range(NUM_SHARDS)]
+        self._fading: list[dict[bytes, int]] = [{} for _ in range(NUM_SHARDS)]
+        self._has_remembered = False
+        self._ns_per_turn = max(1, ttl_ns // (2 * NUM_SHARDS))  # of one shard of `remembered`
+        self._num_turns = 0
+        self._live = 0  # slots in use
+        self._dead = 0  # slots that were given up since the sweep began
+        self._sweeping = 0  # slots that the sweep takes out
+        self._next_swept = 0
+        self.num_replicas = 0  # stored ones, those of dead slots included until they are swept
+
+    # ---- slots
+
+    def open_slot(self) -> int:
+        """The bit of a new worker. Bits of dead ones come back once nothing mentions them."""
+        taken = self._live | self._dead | self._sweeping
+        bit = ~taken & (taken + 1)
+        self._live |= bit
+        return bit
+
+    def close_slot(self, bit: int) -> None:
+        """Forget all that this worker has: at once for matches, and bit by bit in memory."""
+        self._live &= ~bit
+        self._dead |= bit
+
+    def tend(self, now: Ns) -> None:
+        """A bounded piece of the work that is never urgent: call it with every event."""
+        if self._has_remembered:
+            self._turn(now)
+        if not self._sweeping:
+            if not self._dead:
+                return
+            self._sweeping, self._dead, self._next_swept = self._dead, 0, 0
+            self._discard(self._expected, self._sweeping)
+        index = self._next_swept
+        self.num_replicas -= self._discard(self._stored[index], self._sweeping)
+        self._discard(self._remembered[index], self._sweeping)
+        self._discard(self._fading[index], self._sweeping)
+        self._next_swept += 1
+        if self._next_swept == NUM_SHARDS:
+            self._sweeping = 0
+
+    @staticmethod
+    def _discard(shard: dict[bytes, int], bits: int) -> int:
+        """Take workers out of a shard; returns the number of replicas that were theirs."""
+        count = 0
+        for name, mask in [entry for entry in shard.items() if entry[1] & bits]:
+            count += (mask & bits).bit_count()
+            if mask & ~bits:
+                shard[name] = mask & ~bits
+            else:
+                del shard[name]
+        return count
+
+    def _turn(self, now: Ns) -> None:
+        turn = now // self._ns_per_turn
+        self._num_turns = max(self._num_turns, turn - 2 * NUM_SHARDS)
+        while self._num_turns < turn:
+            index = self._num_turns % NUM_SHARDS
+            self._fading[index], self._remembered[index] = self._remembered[index], {}
+            self._num_turns += 1
+
+    # ---- stored
+
+    def apply(self, bit: int, changes: Iterable[BlockStored | BlockRemoved]) -> None:
+        stored = self._stored
+        for change in changes:
+            name = change.name
+            shard = stored[name[0] << 4 | name[1] >> 4]
+            mask = shard.get(name, 0)
+            if isinstance(change, BlockStored):
+                if not mask:
+                    shard[name] = bit  # most blocks have one replica: they share this integer
+                    self.num_replicas += 1
+                elif not mask & bit:
+                    shard[name] = mask | bit
+                    self.num_replicas += 1
+            elif mask & bit:
+                self.num_replicas -= 1
+                if mask == bit:
+                    del shard[name]
+                else:
+                    shard[name] = mask ^ bit
+
+    def load(self, bit: int, names: Iterable[bytes]) -> None:
+        """Blocks that a worker has, at once."""
+        stored = self._stored
+        for name in names:
+            shard = stored[name[0] << 4 | name[1] >> 4]
+            mask = shard.get(name, 0)
+            if not mask & bit:
+                shard[name] = mask | bit if mask else bit
+                self.num_replicas += 1
+
+    # ---- expected and remembered
+
+    def expect(self, bit: int, names: Sequence[bytes]) -> None:
+        expected = self._expected
+        for name in names:
+            expected[name] = expected.get(name, 0) | bit
+
+    def stop_expecting(self, bit: int, names: Sequence[bytes]) -> None:
+        expected = self._expected
+        for name in names:
+            mask = expected.get(name, 0)
+            if mask & bit:
+                if mask == bit:
+                    del expected[name]
+                else:
+                    expected[name] = mask ^ bit
+
+    def remember(self, bit: int, names: Sequence[bytes]) -> None:
+        """This worker has computed these blocks, and will not say when it evicts them."""
+        self._has_remembered = True
+        for name in names:
+            shard = self._remembered[name[0] << 4 | name[1] >> 4]
+            shard[name] = shard.get(name, 0) | bit
+
+    # ---- queries
+
+    def workers_with(self, name: bytes) -> int:
+        index = name[0] << 4 | name[1] >> 4
+        mask = self._stored[index].get(name, 0) | self._expected.get(name, 0)
+        if self._has_remembered:
+            mask |= self._remembered[index].get(name, 0) | self._fading[index].get(name, 0)
+        return mask & self._live
+
+    def match(self, names: Sequence[bytes]) -> list[tuple[int, int]]:
+        """(workers as bits, leading blocks that they have), for those that have any; deepest first.
+
+        O(d log n) look-ups, with n names and d different depths. Changes nothing.
+        """
+        found: list[tuple[int, int]] = []
+        if not names or not (first := self.workers_with(names[0])):
+            return found
+        # Intervals (low, who has `low` blocks, high, who has `high`), rightmost on top.
+        have_all = first & self.workers_with(names[-1]) if len(names) > 1 else first
+        if have_all:
+            found.append((have_all, len(names)))
+        todo = [(1, first, len(names), have_all)]
+        while todo:
+            low, at_low, high, at_high = todo.pop()
+            if at_low == at_high:
+                continue
+            if high - low <= 1:
+                found.append((at_low ^ at_high, low))
+                continue
+            middle = (low + high) // 2
+            at_middle = at_low & self.workers_with(names[middle - 1]) | at_high
+            todo.append((low, at_low, middle, at_middle))
+            todo.append((middle, at_middle, high, at_high))
+        return found
+
+    def walk(self, names: Sequence[bytes]) -> list[tuple[int, int]]:
+        """What `match` returns where nobody has holes, by looking at each name in turn."""
+        found: list[tuple[int, int]] = []
+        have = self._live
+        for depth, name in enumerate(names):
+            still = have & self.workers_with(name)
+            if still != have and depth:
+                found.append((have ^ still, depth))
+            have = still
+            if not have:
+                break
+        if have and names:
+            found.append((have, len(names)))
+        return found[::-1]
+
+    def check(self) -> None:
+        """Raise InvariantError unless replicas are counted right and every bit has a slot."""
+        known = self._live | self._dead | self._sweeping
+        count = 0
+        for layer in (self._stored, self._remembered, self._fading, [self._expected]):
+            for shard in layer:
+                for name, mask in shard.items():
+                    count += mask.bit_count() if layer is self._stored else 0
+                    if not mask or mask & ~known:
+                        raise InvariantError("block of an unknown worker", name=name.hex())
+        if count != self.num_replicas:
+            raise InvariantError("replicas miscounted", counted=count, kept=self.num_replicas)
