@@ -6,6 +6,7 @@ except for `observe`.
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from headrace.core.base.errors import InvariantError
 from headrace.core.base.events import (
@@ -29,28 +30,61 @@ Observer = Callable[[Ns, EngineEvent, Sequence[EngineEffect]], None]
 RETRY_AFTER_S = 5.0  # what a client is told that comes while the engine drains or has failed
 
 
+@dataclass(slots=True)
+class _Heard:
+    """A living sequence: who hears of it, and what it has heard."""
+
+    sink: Sink
+    num_prompt_tokens: int
+    num_output_tokens: int  # those that it came with included
+    num_cached_tokens: int | None = None  # at first admission
+    num_preemptions: int = 0
+
+    def note(self, effect: EngineEffect) -> None:
+        match effect:
+            case Admitted() if self.num_cached_tokens is None:
+                self.num_cached_tokens = effect.num_cached_tokens
+            case Emit():
+                self.num_output_tokens += len(effect.tokens)
+            case Preempted():
+                self.num_preemptions += 1
+
+    def last_word(self, seq_id: SeqId, error: str) -> Finish:
+        return Finish(
+            seq_id=seq_id,
+            reason=FinishReason.ERROR,
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_output_tokens=self.num_output_tokens,
+            num_cached_tokens=self.num_cached_tokens or 0,
+            num_preemptions=self.num_preemptions,
+            error=error,
+        )
+
+
 class Listeners:
     """`cancel` is called for a sequence whose sink has failed: nobody would hear the rest."""
 
     def __init__(self, cancel: Callable[[SeqId], None]) -> None:
         self._cancel = cancel
-        self._sinks: dict[SeqId, Sink] = {}
+        self._living: dict[SeqId, _Heard] = {}
         self._observers: tuple[Observer, ...] = ()
 
     @property
     def num_living(self) -> int:
         """Sequences that have not heard their last word."""
-        return len(self._sinks)
+        return len(self._living)
 
     def living(self) -> list[SeqId]:
-        return list(self._sinks)
+        return list(self._living)
 
     def observe(self, observer: Observer) -> None:
         self._observers += (observer,)
 
     def add(self, seqs: Sequence[SeqSpec], sink: Sink) -> None:
         for spec in seqs:
-            self._sinks[spec.seq_id] = sink
+            self._living[spec.seq_id] = _Heard(
+                sink, len(spec.prompt_tokens), len(spec.output_tokens)
+            )
 
     def tell(self, now: Ns, event: EngineEvent, effects: Sequence[EngineEffect]) -> None:
         """Sinks first, then observers. InvariantError for a word to a sequence that has ended."""
@@ -68,23 +102,22 @@ class Listeners:
 
     def end_all(self, now: Ns, event: EngineEvent, error: str) -> None:
         """The last word to all that live, where the core can give none."""
-        words = [
-            Finish(seq_id, FinishReason.ERROR, 0, 0, 0, 0, error=error) for seq_id in self.living()
-        ]
+        words = [heard.last_word(seq_id, error) for seq_id, heard in self._living.items()]
         self.tell(now, event, words)
 
     def _say(self, seq_id: SeqId, effect: EngineEffect) -> None:
-        sink = self._sinks.get(seq_id)
-        if sink is None:
+        heard = self._living.get(seq_id)
+        if heard is None:
             raise InvariantError("word about a sequence that has ended", effect=effect)
+        heard.note(effect)
         if isinstance(effect, Finish | Reject):
-            del self._sinks[seq_id]
+            del self._living[seq_id]
         try:
-            sink(effect)
+            heard.sink(effect)
         except Exception:
             _log.exception("sink of sequence %d failed; the sequence is cancelled", seq_id)
-            if seq_id in self._sinks:
-                self._sinks[seq_id] = _ignore
+            if seq_id in self._living:
+                heard.sink = _ignore
                 self._cancel(seq_id)
 
 
