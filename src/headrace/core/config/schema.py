@@ -205,9 +205,9 @@ class RouterConfig:
     seed: int = setting(
         0, "of what the router draws", low=0, high=(1 << 63) - 1, flag="--router-seed"
     )
-    predicted_output_tokens: int = setting(
+    expected_output_tokens: int = setting(
         128,
-        "output that the router predicts for a sequence, at most max_tokens",
+        "output that the router expects of a sequence, at most max_tokens",
         low=0,
         high=1_000_000,
         flag="--router-output-tokens",
