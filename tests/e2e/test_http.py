@@ -20,6 +20,7 @@ from support.raw_http import (
     get,
     is_idle,
     post,
+    replies_of,
     request_bytes,
     rest_of,
     send_until_cut,
@@ -260,14 +261,48 @@ def test_headers_must_arrive_in_time(
         assert send_until_cut(sock, b"x", 200, pause_s=0.01) < 100
 
 
-def test_too_many_pipelined_requests_end_the_connection(server: RunningServer) -> None:
+def test_many_pipelined_requests_are_all_answered(server: RunningServer) -> None:
+    with closing(connect(server)) as sock:
+        body = json.dumps(HELLO | {"max_tokens": 1}).encode()
+        sock.sendall(request_bytes(CHAT, body) * (connection.MAX_PIPELINED + 1))
+        replies = replies_of(sock, connection.MAX_PIPELINED + 1)
+        assert {(reply.status, reply.headers.get("connection")) for reply in replies} == {
+            (200, None)
+        }
+        sock.sendall(request_bytes(CHAT, body))
+        assert Reply(sock).status == 200
+
+
+CHUNKED = {"content-length": "", "transfer-encoding": "chunked"}
+
+
+@pytest.mark.parametrize(
+    ("behind", "num_before"),
+    [
+        (request_bytes("/health", method="GET") * 500, connection.MAX_PIPELINED + 1),
+        (b"what is this?\r\n\r\n", 3),
+        (request_bytes("/health", method="GET", headers={"x": "y" * (33 << 10)}), 3),
+        (request_bytes(CHAT, headers=CHUNKED) + b"no size\r\n", 3),
+    ],
+    ids=["too many", "no HTTP", "large headers", "broken body"],
+)
+def test_what_cannot_be_taken_lets_those_before_it_be_answered(
+    server: RunningServer, behind: bytes, num_before: int
+) -> None:
+    """The last answer says that the connection ends, so that the client sends the rest again."""
     gate = server.booted.executor.gate
     gate.clear()
     try:
         with closing(connect(server)) as sock:
             body = json.dumps(HELLO | {"max_tokens": 1}).encode()
-            sock.sendall(request_bytes(CHAT, body) * 12)
+            sock.sendall(request_bytes(CHAT, body) * num_before + behind)
+            gate.set()
+            replies = replies_of(sock, num_before)
             assert rest_of(sock) == b""
     finally:
         gate.set()
+    assert [reply.status for reply in replies] == [200] * num_before
+    assert [reply.headers.get("connection") for reply in replies] == (
+        [None] * (num_before - 1) + ["close"]
+    )
     eventually(lambda: is_idle(server))

@@ -4,8 +4,8 @@ import json
 import socket
 import time
 from collections.abc import Callable
-from contextlib import closing
-from typing import Any
+from contextlib import closing, nullcontext
+from typing import Any, BinaryIO
 
 from support.fake_engine import MODEL_NAME
 from support.http_server import RunningServer
@@ -30,9 +30,11 @@ def request_bytes(
 class Reply:
     """One response, read to its end."""
 
-    def __init__(self, sock: socket.socket, *, has_body: bool = True) -> None:
-        file = sock.makefile("rb")
-        with closing(file):
+    def __init__(
+        self, sock: socket.socket, *, has_body: bool = True, file: BinaryIO | None = None
+    ) -> None:
+        """`file` is the socket's, where more responses follow."""
+        with nullcontext(file) if file else closing(sock.makefile("rb")) as file:
             self.status = int(file.readline().split()[1])
             self.headers: dict[str, str] = {}
             while (line := file.readline().strip()) != b"":
@@ -62,6 +64,12 @@ class Reply:
         error = self.json["error"]
         assert set(error) == {"message", "type", "param", "code"}
         return error
+
+
+def replies_of(sock: socket.socket, count: int) -> list[Reply]:
+    """So many responses, one behind another."""
+    with closing(sock.makefile("rb")) as file:
+        return [Reply(sock, file=file) for _ in range(count)]
 
 
 def ask(server: RunningServer, data: bytes) -> Reply:

@@ -5,7 +5,9 @@ KiB unsent, and an idle connection is closed after the keep-alive time. What is 
 
 - a request line and headers may be 32 KiB together (431);
 - they must arrive within 10 s, also when they come byte by byte (the connection is closed);
-- pipelined requests wait in a short queue, and a client that leaves is noticed by all of them;
+- pipelined requests wait in a queue, whose last answer closes the connection (`connection: close`)
+  where it was full; a client that leaves is noticed by all of them;
+- a request that is refused lets those before it have their answers first;
 - a client may send on no more than 16 MiB after its answer is complete;
 - the application may break the connection at once (`headrace.abort`), which closing it cannot where
   bytes are unsent.
@@ -22,7 +24,7 @@ from headrace.server.exchange import ABORT
 
 MAX_HEAD_BYTES = 32 << 10
 HEAD_TIMEOUT_S = 10.0
-MAX_PIPELINED = 8
+MAX_PIPELINED = 32
 MAX_UNREAD_BODY_BYTES = 16 << 20
 
 _HEAD_TOO_LARGE = Failure(
@@ -96,13 +98,13 @@ class Connection(HttpToolsProtocol):
         if self._is_refused:
             return
         self._forget_head_timer()
+        if len(self.pipeline) >= MAX_PIPELINED:
+            self._close_after_answers()
+            return
         super().on_headers_complete()
         self._under_way = [one for one in self._under_way if not one.response_complete]
         self._under_way.append(self.cycle)
-        if len(self.pipeline) > MAX_PIPELINED:
-            self._is_refused = True
-            self.transport.abort()
-        elif self.pipeline:
+        if self.pipeline:
             # Only a connection that is read from tells when the client leaves.
             self.flow.resume_reading()
 
@@ -134,9 +136,8 @@ class Connection(HttpToolsProtocol):
         return not self._is_refused
 
     def _refuse(self, failure: Failure) -> None:
-        if self._is_refused:
+        if self._is_refused or self._close_after_answers():
             return
-        self._is_refused = True
         body = failure.body()
         head = (
             f"HTTP/1.1 {failure.status} {_REASONS[failure.status]}\r\n"
@@ -145,6 +146,18 @@ class Connection(HttpToolsProtocol):
         )
         self.transport.write(head.encode() + body)
         self.transport.close()
+
+    def _close_after_answers(self) -> bool:
+        """Take nothing more. Whether whole requests are under way, of which the last closes the
+        connection.
+        """
+        self._is_refused = True
+        if self.pipeline and self.pipeline[0][0].more_body:
+            self.pipeline.popleft()  # its rest will not come
+        whole = [one for one in self._under_way if not (one.response_complete or one.more_body)]
+        if whole:
+            whole[-1].keep_alive = False
+        return bool(whole)
 
     def _expect_head(self, timeout_s: float) -> None:
         self._forget_head_timer()
