@@ -10,6 +10,7 @@ from headrace import __version__
 from headrace.cli.bench_app import bench
 from headrace.cli.flags import AllFlags, EngineFlags
 from headrace.cli.output import HELP_WIDTH, console
+from headrace.cli.plan_app import plan
 from headrace.cli.sampling import SamplingFlags
 from headrace.core.base.errors import RequestError
 
@@ -38,6 +39,7 @@ app = App(
 explain = App(name="explain", help="Say why things are as they are.")
 app.command(explain)
 app.command(bench)
+app.command(plan)
 
 
 def run(tokens: Sequence[str]) -> int:

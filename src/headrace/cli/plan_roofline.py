@@ -1,0 +1,112 @@
+"""`headrace plan roofline`."""
+
+from rich.table import Table
+
+from headrace.cli.plan_answer import check_plot, give, right_aligned, seconds, short, tenths
+from headrace.cli.plan_flags import (
+    MAX_SEQS,
+    AnswerFlags,
+    LayoutFlags,
+    TargetFlags,
+    WorkloadFlags,
+    check_range,
+    engine_and_cost,
+    reference_cost,
+)
+from headrace.core.cost.datasheet import DataSheetCostModel
+from headrace.plan.engines import Engine
+from headrace.plan.picture import Chart, Line, Mark
+from headrace.plan.roofline import Roofline, compute_roofline
+
+USUAL_BATCH = 8
+REFERENCE_PROMPT, REFERENCE_OUTPUT = 2048, 512
+
+
+def roofline(
+    preset: str | None,
+    batch: int | None,
+    target: TargetFlags | None,
+    layout: LayoutFlags | None,
+    workload: WorkloadFlags | None,
+    answer: AnswerFlags,
+) -> int:
+    check_plot(answer)
+    batch = USUAL_BATCH if batch is None else batch
+    check_range("--batch", batch, 1, MAX_SEQS)
+    profile = (workload or WorkloadFlags()).profile()
+    prompt, output = profile.prompt_tokens, profile.output_tokens
+    if preset is not None:
+        engine, cost = Engine(), reference_cost(preset, target, layout)
+        if workload is None:
+            prompt, output = REFERENCE_PROMPT, REFERENCE_OUTPUT
+    else:
+        engine, cost = engine_and_cost(target or TargetFlags(), layout)
+    found = compute_roofline(
+        cost, prompt_tokens=prompt, output_tokens=output, batch_seqs=batch, engine=engine
+    )
+    return give(
+        found,
+        [phase_table(found), result_table(found)],
+        roofline_chart(found, cost),
+        answer,
+        warnings=found.warnings,
+        provenance=found.provenance,
+    )
+
+
+def phase_table(found: Roofline) -> Table:
+    ridge = f"ridge {found.ridge_flop_per_byte:.0f} FLOP/byte"
+    title = f"{found.model} on {found.accelerator}, {found.layout}, {found.engine}: {ridge}"
+    columns = ("step", "FLOP", "bytes", "FLOP/byte", "wall", "compute", "memory", "takes")
+    table = right_aligned(title, *columns)
+    context = f"decode, {found.context_tokens:,.0f}-token KV"
+    for name, phase in (
+        (f"prefill {found.prompt_tokens:,}", found.prefill),
+        (context, found.decode),
+    ):
+        table.add_row(
+            f"{name} × {found.batch_seqs}",
+            short(phase.flop),
+            short(phase.memory_bytes),
+            tenths(phase.intensity_flop_per_byte),
+            phase.bound,
+            f"{phase.compute_utilisation:.0%}",
+            f"{phase.memory_utilisation:.0%}",
+            seconds(phase.step_s),
+        )
+    return table
+
+
+def result_table(found: Roofline) -> Table:
+    table = right_aligned("one batch", "TTFT", "TPOT", "E2E", "weights", "KV", "of memory")
+    table.add_row(
+        seconds(found.ttft_s),
+        seconds(found.tpot_s),
+        seconds(found.e2e_s),
+        f"{found.weight_bytes_per_gpu / 1e9:.3g} GB",
+        f"{found.kv_bytes_per_gpu / 1e9:.3g} GB",
+        f"{found.memory_bytes_per_gpu / 1e9:.3g} GB",
+    )
+    return table
+
+
+def roofline_chart(found: Roofline, cost: DataSheetCostModel) -> Chart:
+    flop_per_s = cost.accelerator.flop_per_s(cost.weight_dtype)
+    ridge = found.ridge_flop_per_byte
+    ends = (min(1.0, found.decode.intensity_flop_per_byte / 2), ridge, 100 * ridge)
+    roof = [(x, min(flop_per_s, x * cost.accelerator.memory_bytes_per_s)) for x in ends]
+    phases = {"prefill": found.prefill, "decode": found.decode}
+    return Chart(
+        title=f"{found.model} on {found.accelerator}, batch {found.batch_seqs}",
+        x_label="intensity, FLOP/byte",
+        y_label="FLOP/s of one device",
+        lines=[Line(f"roof (ridge {ridge:.0f})", roof)],
+        marks=[
+            Mark(
+                f"{name}, {phase.bound}", (phase.intensity_flop_per_byte, phase.flop / phase.step_s)
+            )
+            for name, phase in phases.items()
+        ],
+        is_log_x=True,
+        is_log_y=True,
+    )

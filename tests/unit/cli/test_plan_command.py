@@ -1,0 +1,88 @@
+"""`headrace plan`: what is asked for is computed, shown, drawn, and refused where it cannot be."""
+
+import json
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from headrace.cli.main import main
+
+
+def figures(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
+    assert main(["plan", *words, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def table(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[str, str]:
+    assert main(["plan", *words]) == 0
+    printed = capsys.readouterr()
+    return printed.out, printed.err
+
+
+def test_roofline_of_the_reference(capsys: pytest.CaptureFixture[str]) -> None:
+    out, err = table(capsys, "roofline", "--preset", "reference-70b-h100")
+    for words in ("ridge 295", "16.1k", "7.8 ", "2.32 s", "42.7 ms", "24.17 s", "2,304-token"):
+        assert words in out
+    assert "warning: 140 GB of weights do not fit one 80 GB H100" in err
+    found = figures(capsys, "roofline", "--preset", "reference-70b-h100")
+    assert round(found["e2e_s"], 4) == 24.1670
+    assert found["warnings"]
+    assert found["provenance"]["kind"] == "data sheet"
+
+
+def test_roofline_of_an_engine(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("roofline", "--model", "qwen3-32b", "--tp", "2", "--batch", "64")
+    ideal, fitted = figures(capsys, *words), figures(capsys, *words, "--engine", "vllm")
+    assert fitted["tpot_s"] > ideal["tpot_s"]
+    assert fitted["provenance"]["kind"] == "fitted"
+    assert "silicon_sample" in " ".join(fitted["provenance"]["sources"])
+
+
+def test_own_presets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "own.toml"
+    file.write_text(
+        "[accelerators.Mine]\nbf16_tflop_per_s = 1\nmemory_gb = 10\nmemory_tb_per_s = 0.1\n"
+    )
+    found = figures(capsys, "roofline", "--gpu", "mine", "--presets", str(file))
+    assert found["ridge_flop_per_byte"] == 10
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param(("roofline", "--preset", "reference-70b-h100"), id="roofline"),
+    ],
+)
+def test_pictures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    file = tmp_path / "new" / "picture.svg"
+    _, err = table(capsys, *words, "--plot", str(file))
+    assert f"written to {file}" in err
+    root = ElementTree.fromstring(file.read_text())
+    assert list(root.iter("{http://www.w3.org/2000/svg}polyline"))
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("roofline --gpu h10", "unknown accelerator 'h10'"),
+        ("roofline --model llama", "unknown model 'llama'"),
+        ("roofline --engine vlm", "vllm"),
+        ("roofline --batch 0", "--batch is 0"),
+        ("roofline --prompt 0", "--prompt takes from 1 to"),
+        ("roofline --tp 0", "--tp takes from 1 to"),
+        ("roofline --ep 2", "--ep needs a model with experts"),
+        ("roofline --model deepseek-v3 --tp 4 --ep 2", "--ep 1 or --ep 4"),
+        ("roofline --weights fp3", "known: f32, bf16"),
+        ("roofline --workload batch", "known: chat, agent, rag"),
+        ("roofline --plot x.png", "pictures are SVG"),
+        ("roofline --preset nothing", "reference-70b-h100"),
+        ("roofline --preset reference-70b-h100 --tp 2", "says what runs already"),
+    ],
+)
+def test_refusals(capsys: pytest.CaptureFixture[str], words: str, told: str) -> None:
+    assert main(["plan", *words.split()]) == 2
+    assert told in capsys.readouterr().err

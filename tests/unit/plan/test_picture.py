@@ -1,0 +1,48 @@
+"""Pictures are well-formed, keep inside their frame, and survive what charts may hold."""
+
+from xml.etree import ElementTree
+
+import pytest
+
+from headrace.plan.picture import HEIGHT, WIDTH, Chart, Line, Mark
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def drawn(chart: Chart) -> ElementTree.Element:
+    return ElementTree.fromstring(chart.to_svg())
+
+
+def places(root: ElementTree.Element) -> list[tuple[float, float]]:
+    return [
+        (float(x), float(y))
+        for line in root.iter(f"{SVG}polyline")
+        for x, _, y in (place.partition(",") for place in line.attrib["points"].split())
+    ]
+
+
+@pytest.mark.parametrize("is_log", [False, True])
+def test_lines_lie_within_the_frame_and_rise(is_log: bool) -> None:
+    line = Line("a < b & c", [(0.3, 2.0), (40.0, 900.0), (5000.0, 1e6)])
+    chart = Chart(
+        title="t", x_label="x", y_label="y", lines=[line], is_log_x=is_log, is_log_y=is_log
+    )
+    root = drawn(chart)
+    found = places(root)
+    assert len(found) == 3
+    assert all(0 <= x <= WIDTH and 0 <= y <= HEIGHT for x, y in found)
+    assert [x for x, _ in found] == sorted(x for x, _ in found)
+    assert [y for _, y in found] == sorted((y for _, y in found), reverse=True)
+    assert "a < b & c" in [text.text for text in root.iter(f"{SVG}text")]
+
+
+def test_what_has_no_logarithm_is_left_out() -> None:
+    line = Line("l", [(0.0, 1.0), (1.0, 0.0), (1.0, 1.0)])
+    chart = Chart(title="t", x_label="x", y_label="y", lines=[line], is_log_x=True, is_log_y=True)
+    assert len(places(drawn(chart))) == 1
+
+
+def test_an_empty_chart_and_a_single_point_are_drawn() -> None:
+    assert drawn(Chart(title="t", x_label="x", y_label="y")) is not None
+    marked = drawn(Chart(title="t", x_label="x", y_label="y", marks=[Mark("m", (0.0, 0.0))]))
+    assert len(list(marked.iter(f"{SVG}circle"))) == 1
