@@ -196,7 +196,7 @@ class LLM:
         return encode_text(engine.tokenizer, prompt, engine.max_model_len)
 
     def _render(self, messages: Sequence[Message]) -> tuple[str, list[int]]:
-        template = self._booted.loaded.chat_template
+        template = self._booted.chat_template
         if template is None:
             raise RequestError(
                 "the model has no chat template",

@@ -99,7 +99,7 @@ def test_all_roles_and_text_parts_reach_the_template(
         {"role": "tool", "content": "4", "tool_call_id": "1"},
     ]
     answer = chat(client, messages, max_tokens=1, extra_body={"return_token_ids": True})
-    text = server.booted.loaded.tokenizer.decode(answer.prompt_token_ids, skip_special=False)
+    text = server.booted.tokenizer.decode(answer.prompt_token_ids, skip_special=False)
     assert text == (
         "<|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user\nab<|im_end|>\n"
         "<|im_start|>assistant\n<|im_end|>\n<|im_start|>tool\n4<|im_end|>\n"
@@ -110,7 +110,7 @@ def test_all_roles_and_text_parts_reach_the_template(
 def prompt_of(client: openai.OpenAI, server: RunningServer, messages: Any, **extra: Any) -> str:
     body = {"return_token_ids": True, **extra}
     answer = chat(client, messages, max_tokens=1, extra_body=body)
-    text: str = server.booted.loaded.tokenizer.decode(answer.prompt_token_ids, skip_special=False)
+    text: str = server.booted.tokenizer.decode(answer.prompt_token_ids, skip_special=False)
     return text
 
 

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import blake2b
 
 import tokenizers
@@ -167,26 +167,19 @@ def _logprob(token: int, num_top: int) -> TokenLogprob:
 
 
 @dataclass(frozen=True)
-class FakeModel:
-    digest: str = "00" * 32
-
-
-@dataclass(frozen=True)
-class FakeLoaded:
-    tokenizer: Tokenizer
-    chat_template: ChatTemplate | None
-    model: FakeModel = field(default_factory=FakeModel)
-
-
-@dataclass(frozen=True)
 class FakeBooted:
     """What the server uses of a booted model."""
 
     name: str
     engine: LiveEngine
     text_engine: TextEngine
-    loaded: FakeLoaded
+    chat_template: ChatTemplate | None
     executor: FormulaExecutor
+    identity: str = "formula"
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.text_engine.tokenizer
 
 
 @contextmanager
@@ -209,8 +202,8 @@ def formula_model(
         text_engine = TextEngine(
             engine, tokenizer, max_model_len=max_model_len, vocab_size=VOCAB_SIZE
         )
-        loaded = FakeLoaded(tokenizer, template if has_template else None)
-        yield FakeBooted(MODEL_NAME, engine, text_engine, loaded, executor)
+        shown = template if has_template else None
+        yield FakeBooted(MODEL_NAME, engine, text_engine, shown, executor)
     finally:
         executor.gate.set()
         engine.close()

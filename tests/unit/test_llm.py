@@ -24,7 +24,8 @@ class Loaned:
     """A formula model as `boot` returns a real one."""
 
     def __init__(self, fake: FakeBooted) -> None:
-        self.engine, self.text_engine, self.loaded = fake.engine, fake.text_engine, fake.loaded
+        self.engine, self.text_engine = fake.engine, fake.text_engine
+        self.chat_template = fake.chat_template
         self.executor = fake.executor
         self.config: Config | None = None
         self.num_closed = 0

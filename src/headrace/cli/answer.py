@@ -82,7 +82,7 @@ class Answerer:
 
     def chat(self, messages: Sequence[Mapping[str, str]]) -> Answer:
         """The answer to a conversation."""
-        template = self._booted.loaded.chat_template
+        template = self._booted.chat_template
         if template is None:
             raise RequestError(
                 "the model has no chat template",

@@ -50,7 +50,7 @@ def serve_figures(booted: Booted, url: str, started_s: float) -> dict[str, Any]:
             "weight_types": description.weight_types,
             "file_bytes": description.file_bytes,
             "max_model_len_tokens": booted.kv.max_model_len,
-            "has_chat_template": booted.loaded.chat_template is not None,
+            "has_chat_template": booted.chat_template is not None,
         },
         "device": {
             "backend": device.backend,

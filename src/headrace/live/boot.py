@@ -24,6 +24,7 @@ from headrace.live.generate import TextEngine
 from headrace.live.machine import machine_facts
 from headrace.models.hub import resolve_model
 from headrace.models.load import LoadedModel, load_model
+from headrace.models.text.template import ChatTemplate
 from headrace.ops.interface import Backend, KvLayout, KvType, Model
 
 Progress = Callable[[str, int, int], None]
@@ -49,10 +50,23 @@ class Booted:
     engine: LiveEngine
     text_engine: TextEngine
 
+    @property
+    def chat_template(self) -> ChatTemplate | None:
+        return self.loaded.chat_template
+
+    @property
+    def identity(self) -> str:
+        """Changes with everything that may change an answer's bytes, the program apart."""
+        return identity_of(self.spec, self.config.device)
+
     def close(self) -> None:
         """Cancel what runs and free everything. Idempotent."""
         self.engine.close()
         self.loaded.close()
+
+
+def identity_of(spec: WorkerSpec, device: DeviceConfig) -> str:
+    return f"{spec.model_digest} {spec.kv_dtype} {device.backend} {device.activations}"
 
 
 def boot(

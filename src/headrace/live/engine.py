@@ -36,12 +36,13 @@ from headrace.core.base.events import (
     Timer,
 )
 from headrace.core.base.plan import StepPlan
-from headrace.core.base.request import FinishReason, SeqSpec
+from headrace.core.base.request import FinishReason, SeqSpec, Slo
 from headrace.core.base.types import NS_PER_S, Ns, SeqId
 from headrace.core.config.schema import WorkerConfig
 from headrace.core.cost.fitted import FittedCostModel
 from headrace.core.engine.build import build_worker
 from headrace.core.engine.stats import EngineStats
+from headrace.core.telemetry import Telemetry
 from headrace.live.event_log import LogHeader, Recorder
 from headrace.live.listeners import RETRY_AFTER_S, Listeners, Observer, Sink, refusals
 from headrace.live.messages import Call, Check, Close, Drain, Message, Submit, Turn
@@ -120,11 +121,8 @@ class LiveEngine:
         return range(first, first + n)
 
     def submit(self, specs: Sequence[SeqSpec], sink: Sink) -> None:
-        """Let sequences arrive together. `sink` hears Admitted, Emit, Preempted, Finish and Reject
-        of each of them.
-
-        It is called on the engine thread, one call after another, so it must be quick. An engine
-        that drains or has failed rejects with status 503; a closed one raises OverloadError.
+        """As Engine.submit. An engine that drains or has failed rejects with status 503; one that
+        is closed raises OverloadError.
         """
         with self._gate:
             if not self._is_closed:
@@ -141,11 +139,12 @@ class LiveEngine:
         with self._turn:
             return self._core.stats()
 
-    def observe(self, callback: Observer) -> None:
-        """Call `callback(now, event, effects)` on the engine thread after each event, when all
-        sinks have heard.
+    def telemetry(self, default_slo: Slo) -> Telemetry:
+        return Telemetry(default_slo, self.cost)
 
-        Refusals and failures that are the engine's own, not the core's, are shown as effects too.
+    def observe(self, callback: Observer) -> None:
+        """As Engine.observe. Refusals and failures that are the engine's own, not the core's, are
+        shown as effects too.
         """
         with self._gate:
             self._listeners.observe(callback)

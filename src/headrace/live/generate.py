@@ -1,4 +1,4 @@
-"""TextEngine: requests in, text out, over a LiveEngine.
+"""TextEngine: requests in, text out, over an Engine.
 
 A request of n choices is n sequences that arrive together and share their prompt's blocks. Tokens
 become text on the reader's side (the event loop, or the calling thread), so the engine thread never
@@ -27,9 +27,9 @@ from headrace.core.base.types import Ns, SeqId
 from headrace.live.bounds import check_request, resolve_params
 from headrace.live.choice import Choice, ChoiceDelta
 from headrace.live.choice import ChoiceFinish as ChoiceFinish
-from headrace.live.engine import LiveEngine
 from headrace.live.listeners import RETRY_AFTER_S
 from headrace.live.outbox import AsyncInbox, Outbox
+from headrace.live.port import Engine
 from headrace.models.text.detokenizer import Detokenizer
 from headrace.models.text.stops import StopMatcher
 from headrace.models.text.tokenizer import Tokenizer
@@ -66,7 +66,7 @@ class TextEngine:
     """Streams of text. Thread-safe; any number of event loops and threads may read at once."""
 
     def __init__(
-        self, engine: LiveEngine, tokenizer: Tokenizer, *, max_model_len: int, vocab_size: int
+        self, engine: Engine, tokenizer: Tokenizer, *, max_model_len: int, vocab_size: int
     ) -> None:
         self.engine = engine
         self.tokenizer = tokenizer
@@ -248,7 +248,7 @@ def _scatter(letters: list[tuple[AsyncInbox[EngineEffect], EngineEffect]]) -> No
 class _Session:
     """A request that runs: which of its choices have not ended."""
 
-    def __init__(self, engine: LiveEngine, choices: dict[SeqId, Choice]) -> None:
+    def __init__(self, engine: Engine, choices: dict[SeqId, Choice]) -> None:
         self._engine = engine
         self._choices = choices
 

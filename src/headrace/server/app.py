@@ -15,30 +15,29 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 import headrace
 from headrace.core.base.errors import HeadraceError
 from headrace.core.config.schema import ServerConfig, TelemetryConfig
-from headrace.live.boot import Booted
 from headrace.server.endpoints import ChatEndpoint, CompletionEndpoint
 from headrace.server.errors import JSON, ClientGone, failure_of
 from headrace.server.exchange import CLIENT_GONE, Exchange
 from headrace.server.metrics import CONTENT_TYPE
-from headrace.server.service import RETRY_AFTER_S, Door, Served, Service
+from headrace.server.service import RETRY_AFTER_S, Answerer, Door, Served, Service
 from headrace.server.wire import ModelCard, ModelList
 
 _log = logging.getLogger(__name__)
 
 
 def create_app(
-    booted: Booted | None,
+    model: Answerer | None,
     config: ServerConfig,
     *,
     telemetry: TelemetryConfig | None = None,
 ) -> Starlette:
     """The application over a running engine, which stays the caller's to close.
 
-    With None the door stays shut (`/ready` says loading) until `app.state.service.attach(booted)`.
+    With None the door stays shut (`/ready` says loading) until `app.state.service.attach(model)`.
     """
     service = Service(config, telemetry or TelemetryConfig())
-    if booted is not None:
-        service.attach(booted)
+    if model is not None:
+        service.attach(model)
     app = Starlette(
         routes=_routes(service),
         middleware=[Middleware(Front, service=service)],

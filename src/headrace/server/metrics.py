@@ -26,7 +26,6 @@ from headrace.core.base.events import EngineEffect, EngineEvent
 from headrace.core.base.request import FinishReason, Slo
 from headrace.core.base.types import NS_PER_S, Ns
 from headrace.core.config.schema import TelemetryConfig
-from headrace.core.cost.fitted import FittedCostModel
 from headrace.core.telemetry import (
     Answers,
     Cause,
@@ -34,11 +33,10 @@ from headrace.core.telemetry import (
     Counters,
     GoodputWindow,
     RequestRecord,
-    Telemetry,
 )
 from headrace.core.telemetry.record import ITL_BOUNDS_NS
 from headrace.core.telemetry.windows import WINDOWS_S
-from headrace.live.engine import LiveEngine
+from headrace.live.port import Engine, Records
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 
@@ -102,12 +100,12 @@ class Metrics:
 
     def __init__(self, config: TelemetryConfig) -> None:
         self._own = CollectorRegistry()
-        self._engine: LiveEngine | None = None
+        self._engine: Engine | None = None
         self._vllm_labels: dict[str, str] = {}
         # A limit of 0 is no limit.
         slo = Slo(ttft_ms=config.slo_ttft_ms or None, itl_ms=config.slo_itl_ms or None)
         self._slo = slo
-        self._telemetry = Telemetry(slo, FittedCostModel.prior())
+        self._telemetry: Records | None = None
         self._counters = Counters()
         self._answers = Answers()
         self._window = GoodputWindow()
@@ -131,10 +129,10 @@ class Metrics:
         self._itl_sum_ns = 0
         self._spent_ns = dict.fromkeys(Cause, 0)
 
-    def attach(self, engine: LiveEngine, model_name: str) -> None:
+    def attach(self, engine: Engine, model_name: str) -> None:
         """Before the engine's first sequence."""
         self._engine = engine
-        self._telemetry = Telemetry(self._slo, engine.cost)
+        self._telemetry = engine.telemetry(self._slo)
         self._vllm_labels = {"model_name": model_name, "engine": "0"}
         engine.observe(self._observe)
 
@@ -164,6 +162,7 @@ class Metrics:
     def _observe(self, now: Ns, event: EngineEvent, effects: Sequence[EngineEffect]) -> None:
         self._counters.observe(event, effects)
         self._window.observe(now, event, effects)
+        assert self._telemetry is not None
         records = self._telemetry.observe(now, event, effects)
         for record in self._answers.observe(event, effects, records):
             self._record(now, record)
@@ -231,9 +230,6 @@ class Metrics:
                 ("accepted_seqs", "sequences accepted", counters.num_accepted),
                 ("prompt_tokens", "prompt tokens of ended sequences", counters.num_prompt_tokens),
                 ("output_tokens", "tokens made", counters.num_output_tokens),
-                ("computed_tokens", "rows of all steps", counters.num_computed_tokens),
-                ("steps", "steps done", counters.num_steps),
-                ("failed_steps", "steps that failed", counters.num_failed_steps),
             )
         )
 
@@ -286,6 +282,9 @@ class Metrics:
         blocks.add_metric(["pinned"], stats.num_pinned_blocks)
         yield blocks
         for name, help, value in (
+            ("computed_tokens", "rows of all steps", stats.num_computed_tokens),
+            ("steps", "steps done", stats.num_steps),
+            ("failed_steps", "steps that failed", stats.num_failed_steps),
             ("preemptions", "sequences whose blocks were taken", stats.num_preemptions),
             ("recomputed_tokens", "tokens computed again", stats.num_recomputed_tokens),
             ("prefix_queried_tokens", "prompt tokens looked up", stats.num_queried_tokens),

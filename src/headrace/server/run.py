@@ -18,9 +18,8 @@ from starlette.applications import Starlette
 
 from headrace.core.base.errors import ConfigError
 from headrace.core.config.schema import ServerConfig
-from headrace.live.boot import Booted
 from headrace.server.connection import Connection
-from headrace.server.service import Service
+from headrace.server.service import Answerer, Service
 
 KEEP_ALIVE_S = 75  # longer than most proxies keep an idle connection, so that they close it first
 BACKLOG = 2048
@@ -69,7 +68,7 @@ def run_server(
     listener: socket.socket | None = None,
     on_ready: Callable[[str], None] | None = None,
     on_drain: Callable[[int], None] | None = None,
-    boot: Callable[[], Booted] | None = None,
+    boot: Callable[[], Answerer] | None = None,
 ) -> None:
     """Serve until told to stop, and return when all is sent. ConfigError where the port cannot be
     had.
@@ -127,7 +126,7 @@ class HttpServer:
         self,
         *,
         on_ready: Callable[[str], None] | None = None,
-        boot: Callable[[], Booted] | None = None,
+        boot: Callable[[], Answerer] | None = None,
     ) -> None:
         """Block until stopped."""
         with asyncio.Runner(loop_factory=self._server.config.get_loop_factory()) as runner:
@@ -142,7 +141,7 @@ class HttpServer:
             self.loop.call_soon_threadsafe(self._on_stop)
 
     async def _serve(
-        self, on_ready: Callable[[str], None] | None, boot: Callable[[], Booted] | None
+        self, on_ready: Callable[[str], None] | None, boot: Callable[[], Answerer] | None
     ) -> None:
         self.loop = asyncio.get_running_loop()
         serving = asyncio.create_task(self._server.serve(sockets=[self._listener]))

@@ -11,12 +11,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import sha256
+from typing import Protocol
 
 import headrace
 from headrace.core.base.errors import OverloadError, RequestError
 from headrace.core.config.schema import ServerConfig, TelemetryConfig
-from headrace.live.boot import Booted
 from headrace.live.generate import TextEngine
+from headrace.models.text.template import ChatTemplate
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.server.delivery import Delivery
 from headrace.server.metrics import Metrics
@@ -31,6 +32,26 @@ class Door(StrEnum):
     OPEN = "open"
     DRAINING = "draining"
     FAILED = "failed"
+
+
+class Answerer(Protocol):
+    """A model that has been booted, in this process or in others."""
+
+    @property
+    def name(self) -> str:
+        """That clients use."""
+        ...
+
+    @property
+    def text_engine(self) -> TextEngine: ...
+
+    @property
+    def chat_template(self) -> ChatTemplate | None: ...
+
+    @property
+    def identity(self) -> str:
+        """Changes with everything that may change an answer's bytes, the program apart."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,23 +86,22 @@ class Service:
         self._is_idle = asyncio.Event()
         self._is_idle.set()
 
-    def attach(self, booted: Booted) -> None:
+    def attach(self, answerer: Answerer) -> None:
         """Open the door: the model is there. Once."""
-        loaded = booted.loaded
-        text_engine = booted.text_engine
-        self.metrics.attach(text_engine.engine, booted.name)
-        identity = f"{loaded.model.digest} {headrace.__version__}".encode()
+        text_engine = answerer.text_engine
+        self.metrics.attach(text_engine.engine, answerer.name)
+        identity = f"{answerer.identity} {headrace.__version__}".encode()
         self._served = Served(
-            name=booted.name,
+            name=answerer.name,
             text_engine=text_engine,
             prompts=PromptMaker(
-                loaded.tokenizer,
-                loaded.chat_template,
+                text_engine.tokenizer,
+                answerer.chat_template,
                 vocab_size=text_engine.vocab_size,
                 max_model_len=text_engine.max_model_len,
                 special_tokens_in_content=self.config.special_tokens_in_content,
             ),
-            tokens=TokenStrings(loaded.tokenizer),
+            tokens=TokenStrings(text_engine.tokenizer),
             created_s=int(time.time()),
             fingerprint=f"fp_{sha256(identity).hexdigest()[:12]}",
         )

@@ -17,8 +17,8 @@ from headrace.core.base.request import FinishReason
 from headrace.core.base.sampling import SamplingParams
 from headrace.core.base.types import Ns
 from headrace.live.choice import ChoiceDelta
-from headrace.live.engine import LiveEngine
 from headrace.live.generate import GenerateRequest, TextEngine
+from headrace.live.port import Engine
 from support.fake_engine import IM_END as EOS
 from support.fake_engine import VOCAB_SIZE, byte_tokenizer
 from support.live import WAIT_S, ManualExecutor, live_engine, worker_spec
@@ -87,7 +87,7 @@ async def collect(stream: AsyncIterator[ChoiceDelta]) -> list[ChoiceDelta]:
     return [delta async for delta in stream]
 
 
-def assert_idle(engine: LiveEngine) -> None:
+def assert_idle(engine: Engine) -> None:
     assert engine.drain(WAIT_S)
     engine.check()
     stats = engine.stats()

@@ -13,12 +13,9 @@ from headrace.core.base.events import (
     Finish,
     Preempted,
     Reject,
-    StartStep,
-    StepDone,
-    StepFailed,
 )
 from headrace.core.base.request import FinishReason
-from headrace.core.base.types import SeqId, StepId
+from headrace.core.base.types import SeqId
 
 
 class Counters:
@@ -33,16 +30,12 @@ class Counters:
         self.num_prompt_tokens = 0  # of sequences that ended
         self.num_cached_tokens = 0  # of these, found in the cache
         self.num_output_tokens = 0  # sent
-        self.num_computed_tokens = 0  # rows of the steps that were done
         self.num_preemptions = 0
         self.num_lost_tokens = 0  # computed tokens given up by preemption
-        self.num_steps = 0
-        self.num_failed_steps = 0
         self._waiting: set[SeqId] = set()
         self._running: set[SeqId] = set()
         self._num_sent: dict[SeqId, int] = {}  # tokens sent, of living sequences that have any
         self._num_brought: dict[SeqId, int] = {}  # tokens that living sequences came with
-        self._num_planned: dict[StepId, int] = {}  # rows of the steps that run
 
     @property
     def num_accepted(self) -> int:
@@ -58,23 +51,14 @@ class Counters:
 
     def observe(self, event: EngineEvent, effects: Sequence[EngineEffect]) -> None:
         """Raises InvariantError for what no living sequence can do."""
-        match event:
-            case Arrive(seqs):
-                self.num_arrived += len(seqs)
-                self._waiting.update(spec.seq_id for spec in seqs)
-                self._num_brought.update(
-                    (spec.seq_id, len(spec.output_tokens)) for spec in seqs if spec.output_tokens
-                )
-            case StepDone(result):
-                self.num_steps += 1
-                self.num_computed_tokens += self._num_planned.pop(result.step_id, 0)
-            case StepFailed(step_id):
-                self.num_failed_steps += 1
-                self._num_planned.pop(step_id, None)
+        if isinstance(event, Arrive):
+            self.num_arrived += len(event.seqs)
+            self._waiting.update(spec.seq_id for spec in event.seqs)
+            self._num_brought.update(
+                (spec.seq_id, len(spec.output_tokens)) for spec in event.seqs if spec.output_tokens
+            )
         for effect in effects:
             match effect:
-                case StartStep(plan):
-                    self._num_planned[plan.step_id] = plan.num_tokens
                 case Admitted(seq_id):
                     self._move(seq_id, self._waiting, self._running)
                 case Preempted(seq_id, _, num_lost):

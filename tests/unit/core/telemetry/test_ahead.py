@@ -1,11 +1,10 @@
 """A step that was planned ahead: its time begins when the step before it ends."""
 
-from headrace.core.base.events import Admitted, Arrive, Cancel, Emit, Finish, StartStep, StepDone
+from headrace.core.base.events import Admitted, Cancel, Emit, Finish, StartStep, StepDone
 from headrace.core.base.plan import PENDING, SeqStep, StepPlan, StepResult
-from headrace.core.base.request import FinishReason, Slo
+from headrace.core.base.request import FinishReason
 from headrace.core.base.types import Ns, SeqId, StepId
-from headrace.core.telemetry import Counters
-from support.engine_script import MS, PROMPT, Script, spec
+from support.engine_script import MS, PROMPT, Script
 
 A, B, NOBODY = SeqId(0), SeqId(1), SeqId(-1)
 FIRST = StepPlan(StepId(0), (SeqStep(A, 0, (7,) * PROMPT, ()),))
@@ -54,13 +53,3 @@ def test_a_sequence_that_has_ended_is_charged_for_no_row_behind_its_end() -> Non
     script.wait(67)
     script.see(done(AHEAD), Emit(B, (7,)), finish(B, 1))
     assert script.records[B].time.total_ns == 133 * MS
-
-
-def test_tokens_count_with_the_step_that_computes_them() -> None:
-    counters = Counters()
-    counters.observe(Arrive((spec(A, Ns(0), Slo()), spec(B, Ns(0), Slo()))), ())
-    counters.observe(Cancel(NOBODY), (Admitted(A, 0), StartStep(FIRST), StartStep(AHEAD)))
-    counters.observe(done(FIRST), ())
-    assert counters.num_computed_tokens == PROMPT
-    counters.observe(done(AHEAD), ())
-    assert counters.num_computed_tokens == 2 * PROMPT + 1

@@ -1,0 +1,70 @@
+"""Engine: what serves sequences, wherever they run. Everything that answers people stands on it."""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from headrace.core.base.events import EngineEffect, EngineEvent
+from headrace.core.base.request import FinishReason, SeqSpec, Slo
+from headrace.core.base.types import Ns, SeqId
+from headrace.core.engine.stats import EngineStats
+from headrace.core.telemetry import RequestRecord
+from headrace.live.listeners import Observer, Sink
+
+
+class Records(Protocol):
+    """A fold that makes a record of each sequence that ends."""
+
+    def observe(
+        self, now: Ns, event: EngineEvent, effects: Sequence[EngineEffect]
+    ) -> list[RequestRecord]: ...
+
+
+class Engine(Protocol):
+    """Thread-safe. `LiveEngine` is one in this process, `ClusterEngine` is many in others."""
+
+    @property
+    def failure(self) -> str | None:
+        """Why the engine has stopped for good; None while it works."""
+        ...
+
+    def next_seq_ids(self, n: int) -> range:
+        """`n` sequence ids that nobody else gets."""
+        ...
+
+    def submit(self, specs: Sequence[SeqSpec], sink: Sink) -> None:
+        """Let the sequences of a request arrive together. `sink` hears Admitted, Emit, Preempted,
+        Finish and Reject of each of them, on the engine's thread, so it must be quick.
+        """
+        ...
+
+    def cancel(self, seq_id: SeqId, reason: FinishReason = FinishReason.CANCELLED) -> None:
+        """End a sequence as soon as possible. Idempotent; unknown ids are fine."""
+        ...
+
+    def stats(self) -> EngineStats: ...
+
+    def telemetry(self, default_slo: Slo) -> Records:
+        """A fold for one observer; `default_slo` limits requests that state no limits."""
+        ...
+
+    def observe(self, callback: Observer) -> None:
+        """Call `callback(now, event, effects)` on the engine's thread after each event, when all
+        sinks have heard.
+        """
+        ...
+
+    def call_soon(self, callback: Callable[[Ns], None]) -> None:
+        """Call `callback(now)` on the engine's thread, after what the caller has asked before."""
+        ...
+
+    def check(self) -> None:
+        """Raise InvariantError unless every law holds."""
+        ...
+
+    def drain(self, timeout_s: float) -> bool:
+        """Refuse new sequences, wait until those that live have ended; False = some still live."""
+        ...
+
+    def close(self) -> None:
+        """Cancel what lives and free everything. Idempotent."""
+        ...
