@@ -14,7 +14,7 @@ from starlette.types import Receive
 from headrace.core.base.errors import RequestError
 from headrace.core.config.units import size_text
 from headrace.server.errors import ClientGone, unsupported
-from headrace.server.wire import REFUSED_FIELDS, GenerationRequest
+from headrace.server.wire import GenerationRequest
 
 BODY_TIMEOUT_S = 60.0  # a body that takes longer to arrive is given up
 
@@ -22,7 +22,6 @@ _BOM = b"\xef\xbb\xbf"
 # msgspec ends a message with "- at `$.messages[1].role`", or "- at `key` in `$.logit_bias`".
 _PATH = re.compile(r" - at (?:`(?:key|\.\.\.)` in )?`\$\.?(?P<path>[^`]*)`$")
 _MISSING = re.compile(r"missing required field `(?P<name>\w+)`")
-_NOT_ASKING: tuple[object, ...] = (None, False, [], {}, "")
 _FIELD_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _MAX_IGNORED_NAMED = 16
 
@@ -83,19 +82,19 @@ def decode_body(body: bytes, kind: type[Body]) -> tuple[Body, list[str]]:
 def _ignored_fields(kind: type[Body], fields: Mapping[str, msgspec.Raw]) -> list[str]:
     unknown = sorted(fields.keys() - set(kind.__struct_fields__))
     for name in unknown:
-        if name in REFUSED_FIELDS and _asks(fields[name]):
+        if name in kind.refused and _value(fields[name]) not in kind.refused[name]:
             raise unsupported(name, f"`{name}`")
     return [name for name in unknown if _FIELD_NAME.fullmatch(name)][:_MAX_IGNORED_NAMED]
 
 
-def _asks(value: msgspec.Raw) -> bool:
-    """Whether a refused field wants something. Values of unknown fields have only been skipped so
-    far: one that cannot be decoded wants something too.
+def _value(raw: msgspec.Raw) -> object:
+    """Values of unknown fields have only been skipped so far: one that cannot be decoded is
+    itself.
     """
     try:
-        return msgspec.json.decode(value) not in _NOT_ASKING
+        return msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return True
+        return raw
 
 
 def _check_content_type(headers: Headers) -> None:

@@ -86,6 +86,13 @@ def check_chat(request: ChatRequest, config: ServerConfig) -> None:
 def check_completion(request: CompletionRequest, config: ServerConfig) -> None:
     if request.suffix:
         raise unsupported("suffix", "`suffix`")
+    if request.max_tokens == 0 and not request.echo and request.prompt_logprobs is None:
+        raise RequestError(
+            "`max_tokens` of 0 asks for nothing",
+            code="invalid_value",
+            param="max_tokens",
+            hint="`echo` or `prompt_logprobs` scores the prompt; or ask for at least 1",
+        )
     _check_count("logprobs", request.logprobs, config.max_logprobs)
 
 

@@ -4,12 +4,72 @@ Requests are decoded strictly (no coercion); absent and null mean the same. Boun
 those of numbers are checked by the text engine, those of the server's own limits in `params`.
 """
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 # ---- requests
+
+# Fields of OpenAI and of other engines that would change the answer. Ignoring one would answer a
+# different question, so a value that asks for anything is refused. Each stands with the values that
+# ask for nothing.
+_UNUSED: tuple[object, ...] = (None, False, [], {}, "")
+REFUSED_FIELDS: dict[str, tuple[object, ...]] = {
+    **dict.fromkeys(
+        (
+            "allowed_token_ids",
+            "audio",
+            "bad_words",
+            "chat_template",
+            "custom_logit_processor",
+            "documents",
+            "dry_multiplier",
+            "dynatemp_range",
+            "early_stopping",
+            "ebnf",
+            "function_call",
+            "functions",
+            "grammar",
+            "guided_choice",
+            "guided_grammar",
+            "guided_json",
+            "guided_regex",
+            "json_schema",
+            "logits_processors",
+            "lora",
+            "lora_path",
+            "mirostat",
+            "n_probs",
+            "no_stop_trim",
+            "prompt_embeds",
+            "regex",
+            "return_tokens_as_token_ids",
+            "samplers",
+            "stop_regex",
+            "structural_tag",
+            "structured_outputs",
+            "truncate_prompt_tokens",
+            "use_beam_search",
+            "web_search_options",
+            "xtc_probability",
+        ),
+        _UNUSED,
+    ),
+    "length_penalty": (None, 1),
+    "modalities": (None, [], ["text"]),
+    "n_predict": (None, -1),
+    "num_predict": (None, -1),
+    "reasoning_effort": (None, "none"),
+    "repeat_penalty": (None, 1),
+    "spaces_between_special_tokens": (None, True),
+    "tfs_z": (None, 1),
+    "top_a": (None, 0),
+    "top_n_sigma": (None, -1, 0),
+    "typical_p": (None, 1),
+    "verbosity": (None, "medium"),
+}
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -22,7 +82,12 @@ class ResponseFormat(msgspec.Struct, frozen=True):
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Fields that both endpoints know; OpenAI's names first, then vLLM's."""
+    """Fields that both endpoints know; OpenAI's names first, then vLLM's.
+
+    `refused` names other fields that would change the answer, with the values that ask for nothing.
+    """
+
+    refused: ClassVar[Mapping[str, tuple[object, ...]]] = REFUSED_FIELDS
 
     model: str | None = None
     temperature: float | None = None
@@ -55,6 +120,15 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
+    refused = REFUSED_FIELDS | {
+        "add_special_tokens": (None, True),
+        "chat_template_kwargs": _UNUSED,
+        "max_completion_tokens": (None,),
+        "messages": _UNUSED,
+        "tools": _UNUSED,
+        "top_logprobs": (None,),
+    }
+
     prompt: str | list[str | int | list[int]] = ""
     suffix: str | None = None
     echo: bool | None = None
@@ -75,6 +149,13 @@ class Message(msgspec.Struct, frozen=True):
 
 
 class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
+    refused = REFUSED_FIELDS | {
+        "add_special_tokens": (None, False),
+        "echo": _UNUSED,
+        "prompt": _UNUSED,
+        "suffix": _UNUSED,
+    }
+
     messages: list[Message]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
@@ -85,36 +166,6 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
-
-# Fields that would change the answer. Ignoring one would answer a different question, so a value
-# that asks for anything is refused; absent, null, false and empty are the same as not asking.
-REFUSED_FIELDS = frozenset(
-    {
-        "allowed_token_ids",
-        "audio",
-        "bad_words",
-        "chat_template",
-        "documents",
-        "ebnf",
-        "function_call",
-        "functions",
-        "grammar",
-        "guided_choice",
-        "guided_grammar",
-        "guided_json",
-        "guided_regex",
-        "json_schema",
-        "length_penalty",
-        "logits_processors",
-        "mirostat",
-        "prompt_embeds",
-        "regex",
-        "structured_outputs",
-        "truncate_prompt_tokens",
-        "use_beam_search",
-        "web_search_options",
-    }
-)
 
 # ---- answers
 
