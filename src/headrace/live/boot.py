@@ -23,7 +23,7 @@ from headrace.live.engine import LiveEngine
 from headrace.live.generate import TextEngine
 from headrace.live.machine import machine_facts
 from headrace.models.hub import resolve_model
-from headrace.models.load import LoadedModel, load_model
+from headrace.models.load import LoadedModel, ModelDescription, load_model
 from headrace.models.text.template import ChatTemplate
 from headrace.ops.interface import Backend, KvLayout, KvType, Model
 
@@ -55,6 +55,10 @@ class Booted:
         return self.loaded.chat_template
 
     @property
+    def description(self) -> ModelDescription:
+        return self.loaded.description
+
+    @property
     def identity(self) -> str:
         """Changes with everything that may change an answer's bytes, the program apart."""
         return identity_of(self.spec, self.config.device)
@@ -75,11 +79,14 @@ def boot(
     machine: MachineFacts | None = None,
     on_progress: Progress | None = None,
     executor: Executor | None = None,
+    calibrates: bool = False,
 ) -> Booted:
     """Load the model and start its engine.
 
     `machine` is what may be used of this one, where that is not all of it. `executor` replaces the
-    backend's own, for tests and dry runs; its spec then decides the KV pool. Raises ConfigError.
+    backend's own, for tests and dry runs; its spec then decides the KV pool. An engine that
+    `calibrates` knows how long steps take before its first one, for a second of the start. Raises
+    ConfigError.
     """
     # Measured before the model takes its share, so that it counts all that there is to give.
     machine = machine_facts() if machine is None else machine
@@ -93,7 +100,7 @@ def boot(
         on_progress=_stage(on_progress, "load"),
     )
     try:
-        return _booted(config, machine, loaded, backend, executor)
+        return _booted(config, machine, loaded, backend, executor, calibrates)
     except BaseException:
         loaded.close()
         raise
@@ -105,12 +112,16 @@ def _booted(
     loaded: LoadedModel,
     backend: Backend[Any, Any],
     executor: Executor | None,
+    calibrates: bool,
 ) -> Booted:
     resolution, kv = plan_memory(config, machine, loaded, backend)
     config = resolution.config
     if executor is None:
         executor = _make_executor(config, loaded, backend, kv)
-    engine = _start_engine(config, executor)
+    # The first request may be refused, so times must be known before it comes. The budget learns
+    # them from the steps that run anyway.
+    calibrates = calibrates or config.scheduler.early_reject
+    engine = _start_engine(config, executor, calibrates)
     text_engine = TextEngine(
         engine,
         loaded.tokenizer,
@@ -210,12 +221,10 @@ def _make_executor(
         ) from error
 
 
-def _start_engine(config: Config, executor: Executor) -> LiveEngine:
+def _start_engine(config: Config, executor: Executor, calibrates: bool) -> LiveEngine:
     try:
         cost = FittedCostModel.prior()
-        if config.scheduler.early_reject:
-            # The first request may be refused, so times must be known before it comes. The budget
-            # learns them from the steps that run anyway.
+        if calibrates:
             cost = calibrate(executor, step_tokens=config.scheduler.step_tokens)
         log = config.telemetry.event_log
         return LiveEngine(

@@ -46,16 +46,21 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
     file_bytes: int
 
 
-class LoadedModel(msgspec.Struct, frozen=True):
-    model: Model[Any, Any]
+class LoadedText(msgspec.Struct, frozen=True):
+    """What turns text into tokens and back; no weights."""
+
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None
-    description: ModelDescription
 
     def close(self) -> None:
         """End the process of the chat template. Idempotent."""
         if self.chat_template is not None:
             self.chat_template.close()
+
+
+class LoadedModel(LoadedText, frozen=True):
+    model: Model[Any, Any]
+    description: ModelDescription
 
 
 def load_model(
@@ -71,23 +76,14 @@ def load_model(
     `max_model_len` 0 = all that the model allows; `chat_template` is a file with a Jinja template
     that replaces the model's own. Whatever is wrong with the files is a ConfigError of one line.
     """
-    replacement = None if chat_template is None else _replacement(chat_template)
-    template_path = path if chat_template is None else chat_template
-    if path.is_dir():
-        source = _open_folder(path)
-    else:
-        _check_is_model_file(path)
-        source = _open_gguf(path)
+    source = _open(path)
     with ExitStack() as undo:
         # It comes up in its own process while the weights are read.
-        with naming(template_path):
-            template = _template(source, replacement)
+        template, check = _begin_template(path, source, chat_template)
         if template is not None:
             undo.callback(template.close)
         model, weights = _model(path, source, backend, max_model_len, on_progress)
-        if template is not None:
-            with naming(template_path):
-                template.check()
+        check()
         undo.pop_all()
     return LoadedModel(
         model=model,
@@ -101,6 +97,42 @@ def load_model(
             file_bytes=source.file_bytes,
         ),
     )
+
+
+def load_text(path: Path, *, chat_template: Path | None = None) -> LoadedText:
+    """The text part of what `load_model` loads, from the same files."""
+    source = _open(path)
+    template, check = _begin_template(path, source, chat_template)
+    try:
+        check()
+    except BaseException:
+        if template is not None:
+            template.close()
+        raise
+    return LoadedText(source.tokenizer, template)
+
+
+def _open(path: Path) -> "_Source":
+    if path.is_dir():
+        return _open_folder(path)
+    _check_is_model_file(path)
+    return _open_gguf(path)
+
+
+def _begin_template(
+    path: Path, source: "_Source", replacement: Path | None
+) -> tuple[ChatTemplate | None, Callable[[], None]]:
+    """The template, and what to call before it is used: ConfigError where it is none."""
+    text = None if replacement is None else _replacement(replacement)
+    with naming(replacement or path):
+        template = _template(source, text)
+
+    def check() -> None:
+        if template is not None:
+            with naming(replacement or path):
+                template.check()
+
+    return template, check
 
 
 def _model(
