@@ -5,7 +5,7 @@ import msgspec
 from headrace.core.base.types import Ns, WorkerId
 
 
-class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A worker that could have taken the request, in predicted milliseconds."""
 
     worker_id: WorkerId
@@ -29,7 +29,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
         return self.ttft_ms + self.interference_ms
 
 
-class Filtered(msgspec.Struct, frozen=True):
+class Filtered(msgspec.Struct, frozen=True, gc=False):
     """Workers that could not take it, for one reason."""
 
     reason: str
@@ -37,7 +37,7 @@ class Filtered(msgspec.Struct, frozen=True):
     worker_ids: tuple[WorkerId, ...]  # the first few
 
 
-class Alternative(msgspec.Struct, frozen=True):
+class Alternative(msgspec.Struct, frozen=True, gc=False):
     """What would have been chosen otherwise, by the same data."""
 
     by: str  # a policy
@@ -45,7 +45,7 @@ class Alternative(msgspec.Struct, frozen=True):
     total_ms: float
 
 
-class Decision(msgspec.Struct, frozen=True, kw_only=True):
+class Decision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Why a request went where it went. `candidates` are the chosen one and the next cheapest."""
 
     request_id: int

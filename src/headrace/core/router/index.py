@@ -130,6 +130,9 @@ class PrefixIndex:
 
     def expect(self, bit: int, names: Sequence[bytes]) -> None:
         expected = self._expected
+        if expected.keys().isdisjoint(names):
+            expected.update(dict.fromkeys(names, bit))
+            return
         for name in names:
             expected[name] = expected.get(name, 0) | bit
 

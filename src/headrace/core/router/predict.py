@@ -6,16 +6,40 @@ meant.
 
 from headrace.core.cost.fitted import FittedCostModel
 from headrace.core.cost.model import StepShape
+from headrace.core.router.events import WorkerUp
 
 
 class Predictor:
-    """Durations in nanoseconds, for steps of at most `step_tokens`."""
+    """Durations in nanoseconds. Workers that are alike share one, so that a question is asked once
+    for all of them.
+    """
 
-    __slots__ = ("cost", "step_tokens")
+    __slots__ = ("block_bytes", "block_size", "cost", "step_tokens")
 
-    def __init__(self, cost: FittedCostModel | None, step_tokens: int) -> None:
+    def __init__(
+        self, cost: FittedCostModel | None, *, step_tokens: int, block_size: int, block_bytes: int
+    ) -> None:
         self.cost = cost or FittedCostModel.prior()
-        self.step_tokens = step_tokens
+        self.step_tokens = step_tokens  # most tokens of a step
+        self.block_size = block_size
+        self.block_bytes = block_bytes  # on the wire; 0 = its blocks cannot be moved
+
+    @classmethod
+    def of(cls, up: WorkerUp) -> "Predictor":
+        return cls(
+            up.cost,
+            step_tokens=max(1, up.step_tokens),
+            block_size=up.spec.block_size,
+            block_bytes=up.kv_block_bytes,
+        )
+
+    def is_like(self, other: "Predictor") -> bool:
+        return (self.step_tokens, self.block_size, self.block_bytes, self.cost) == (
+            other.step_tokens,
+            other.block_size,
+            other.block_bytes,
+            other.cost,
+        )
 
     def num_steps(self, num_tokens: int) -> int:
         return -(-num_tokens // self.step_tokens)
@@ -43,6 +67,32 @@ class Predictor:
         mixed = StepShape(n + num_seqs, num_seqs, num_seqs, num_kv_tokens, num_kv_tokens)
         return self.cost.step_ns(mixed) - self.cost.step_ns(StepShape(n, 0, 0, 0, 0))
 
-    def copy_ns(self, num_bytes: int, link: str) -> int | None:
-        """None where the link is not known."""
-        return self.cost.copy_ns(num_bytes, link) if link in self.cost.links else None
+    def fetch_ns(self, num_blocks: int, link: str) -> int | None:
+        """Of blocks from another worker; None where they cannot be moved, or not over this link."""
+        if not self.block_bytes or link not in self.cost.links:
+            return None
+        return self.cost.copy_ns(num_blocks * self.block_bytes, link)
+
+
+class Terms:
+    """What depends on the hit alone, for workers that are alike."""
+
+    __slots__ = ("num_fetched", "num_steps", "num_uncached", "prefill_ns", "transfer_ns", "ttft_ns")
+
+    def __init__(
+        self,
+        predictor: Predictor,
+        num_tokens: int,
+        num_blocks: int,
+        num_fetched: int = 0,
+        transfer_ns: int = 0,
+    ) -> None:
+        """Of `num_blocks` leading blocks that are there, `num_fetched` by a transfer."""
+        # The last known token is always computed: its logits choose the next one.
+        num_cached = min(num_blocks * predictor.block_size, num_tokens - 1)
+        self.num_uncached = num_tokens - num_cached
+        self.num_fetched = num_fetched
+        self.num_steps = predictor.num_steps(self.num_uncached)
+        self.prefill_ns = predictor.prefill_ns(self.num_uncached, num_cached)
+        self.transfer_ns = transfer_ns
+        self.ttft_ns = self.prefill_ns + transfer_ns

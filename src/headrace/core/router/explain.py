@@ -1,0 +1,61 @@
+"""A choice with its reasons, small enough to keep."""
+
+from collections.abc import Sequence
+from math import inf
+from typing import Final
+
+from headrace.core.base.types import NS_PER_MS
+from headrace.core.router.decision import Alternative, Decision, Filtered
+from headrace.core.router.fleet import Survey
+from headrace.core.router.pricing import Pricing
+from headrace.core.router.waiting import Waiting
+
+MAX_CANDIDATES: Final = 4
+MAX_FILTERED: Final = 8  # worker ids for each reason
+
+
+def explain(
+    policy: str,
+    waiting: Waiting,
+    survey: Survey,
+    pricing: Pricing,
+    totals: Sequence[float],
+    loads: Sequence[float],
+    index: int,
+    num_tied: int,
+) -> Decision:
+    """The decision for the worker at `index` of the usable ones."""
+    workers = survey.usable
+    cheapest = _least(totals, MAX_CANDIDATES)
+    shown = [index, *(i for i in cheapest if i != index)][:MAX_CANDIDATES]
+    others = {"kv": cheapest[0], "least_loaded": loads.index(min(loads))}
+    others.pop(policy, None)
+    return Decision(
+        request_id=waiting.request.request_id,
+        policy=policy,
+        decided_ns=pricing.now,
+        waited_ms=(pricing.now - waiting.since_ns) / NS_PER_MS,
+        worker_id=workers[index].worker_id,
+        candidates=tuple(pricing.candidate(workers[i]) for i in shown),
+        num_candidates=len(workers),
+        num_tied=num_tied,
+        filtered=tuple(
+            Filtered(reason, len(ids), tuple(ids[:MAX_FILTERED]))
+            for reason, ids in survey.filtered.items()
+        ),
+        alternatives=tuple(
+            Alternative(by, workers[i].worker_id, totals[i] / NS_PER_MS) for by, i in others.items()
+        ),
+        regret_ms=(totals[index] - totals[cheapest[0]]) / NS_PER_MS,
+        is_fallback=survey.is_fallback,
+    )
+
+
+def _least(costs: Sequence[float], count: int) -> list[int]:
+    """The indices of the least, least first; for a few of many this is quicker than to sort."""
+    rest = list(costs)
+    found: list[int] = []
+    for _ in range(min(count, len(rest))):
+        found.append(rest.index(min(rest)))
+        rest[found[-1]] = inf
+    return found

@@ -1,0 +1,224 @@
+"""The workers that are up, and which of them could take a request at all.
+
+Decides whom a request may not go to, and says why; refuses to know who is best.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+from headrace.core.base.errors import InvariantError
+from headrace.core.base.types import NS_PER_MS, Ns, WorkerId
+from headrace.core.base.worker import Role
+from headrace.core.config.schema import RouterConfig
+from headrace.core.router.breaker import Breaker
+from headrace.core.router.events import RouteRequest, WorkerUp
+from headrace.core.router.feed import KvFeed
+from headrace.core.router.predict import Predictor
+from headrace.core.router.ring import Ring
+from headrace.core.router.worker import Worker
+
+# What a worker of each role can be asked for.
+TAKES: Final = {
+    Role.MIXED: (Role.MIXED, Role.DECODE),  # a whole request: decode workers can prefill too
+    Role.PREFILL: (Role.PREFILL, Role.MIXED),
+    Role.DECODE: (Role.DECODE, Role.MIXED),
+}
+Reasons = dict[str, list[WorkerId]]
+
+# Of filters that no time will lift while the same workers are up.
+MODEL, ADAPTER, ROLE = "other model", "adapter not loaded", "other role"
+TOO_LONG = "context or kv pool too small"
+NO_ROOM = "no room"
+
+
+class Survey:
+    """What a request finds."""
+
+    __slots__ = ("filtered", "is_fallback", "usable")
+
+    def __init__(self, usable: list[Worker], filtered: Reasons, *, is_fallback: bool) -> None:
+        self.usable = usable
+        self.filtered = filtered
+        self.is_fallback = is_fallback  # only doubtful workers could take it: doubts did not count
+
+    @property
+    def is_lonely(self) -> bool:
+        """Nobody is there who could take it, now or later."""
+        return not self.usable and NO_ROOM not in self.filtered
+
+    @property
+    def waits_for(self) -> str:
+        return "nobody is there who could take it" if self.is_lonely else NO_ROOM
+
+
+class Fleet:
+    def __init__(self, config: RouterConfig) -> None:
+        self._config = config
+        self._workers: dict[WorkerId, Worker] = {}
+        self._by_bit: dict[int, Worker] = {}
+        self._predictors: set[Predictor] = set()
+        self._breakers: dict[str, Breaker] = {}
+        self._fitting: dict[tuple[Role, str, str], tuple[list[Worker], Reasons]] = {}
+        self._ring: Ring | None = None
+
+    def __len__(self) -> int:
+        return len(self._workers)
+
+    def __iter__(self) -> Iterator[Worker]:
+        return iter(self._workers.values())
+
+    def find(self, worker_id: WorkerId) -> Worker | None:
+        return self._workers.get(worker_id)
+
+    def with_bit(self, bit: int) -> Worker:
+        return self._by_bit[bit]
+
+    @property
+    def predictors(self) -> set[Predictor]:
+        """One for each kind of worker."""
+        return self._predictors
+
+    @property
+    def ring(self) -> Ring:
+        if self._ring is None:
+            self._ring = Ring(worker.name for worker in self._workers.values())
+        return self._ring
+
+    # ---- changes
+
+    def add(self, now: Ns, up: WorkerUp, bit: int) -> Worker:
+        if up.worker_id in self._workers:
+            raise InvariantError("worker id used twice", worker_id=up.worker_id)
+        self._forget_breakers(now)
+        predictor = Predictor.of(up)
+        predictor = next((p for p in self._predictors if p.is_like(predictor)), predictor)
+        self._predictors.add(predictor)
+        breaker = self._breakers.setdefault(up.name, Breaker(self._config))
+        worker = Worker(up, bit, predictor, breaker, KvFeed())
+        self._workers[up.worker_id] = self._by_bit[bit] = worker
+        self._forget_answers()
+        return worker
+
+    def remove(self, worker: Worker) -> None:
+        del self._workers[worker.worker_id]
+        del self._by_bit[worker.bit]
+        self._predictors = {other.predictor for other in self._workers.values()}
+        self._forget_answers()
+
+    def drain(self, worker: Worker) -> None:
+        worker.is_draining = True
+        self._forget_answers()
+
+    def move(self, worker: Worker, bit: int) -> None:
+        """Give a worker another place in the index."""
+        del self._by_bit[worker.bit]
+        worker.bit = bit
+        self._by_bit[bit] = worker
+
+    def _forget_answers(self) -> None:
+        self._fitting.clear()
+        self._ring = None
+
+    def _forget_breakers(self, now: Ns) -> None:
+        names = {worker.name for worker in self._workers.values()}
+        for name in [name for name in self._breakers if name not in names]:
+            if self._breakers[name].is_forgettable(now):
+                del self._breakers[name]
+
+    # ---- queries
+
+    def survey(self, now: Ns, request: RouteRequest) -> Survey:
+        """Who could take the request now. Changes nothing."""
+        fitting, misfits = self._find_fitting(request)
+        filtered = {reason: list(worker_ids) for reason, worker_ids in misfits.items()}
+        asks = _Asks(now, request, self._config)
+        usable = asks.find_usable(fitting)
+        if len(usable) == len(fitting):
+            return Survey(usable, filtered, is_fallback=False)
+        doubtful: list[Worker] = []
+        known = set(usable)
+        for worker in fitting:
+            if worker not in known:
+                reason, is_doubt = asks.find_reason(worker)
+                filtered.setdefault(reason, []).append(worker.worker_id)
+                if is_doubt:
+                    doubtful.append(worker)
+        return Survey(usable or doubtful, filtered, is_fallback=not usable and bool(doubtful))
+
+    def _find_fitting(self, request: RouteRequest) -> tuple[list[Worker], Reasons]:
+        """Those of the right kind: the same answer until a worker comes, goes or drains."""
+        key = request.role, request.model_digest, request.adapter
+        found = self._fitting.get(key)
+        if found is None:
+            fitting: list[Worker] = []
+            filtered: Reasons = {}
+            for worker in self._workers.values():
+                reason = _find_misfit(worker, request)
+                if reason:
+                    filtered.setdefault(reason, []).append(worker.worker_id)
+                else:
+                    fitting.append(worker)
+            found = self._fitting[key] = fitting, filtered
+        return found
+
+
+class _Asks:
+    """What a request needs of a worker at one time."""
+
+    def __init__(self, now: Ns, request: RouteRequest, config: RouterConfig) -> None:
+        num_output = min(request.max_tokens, config.expected_output_tokens)
+        self.now = now
+        self.excluded = request.excluded
+        self.num_seqs = request.num_choices
+        self.num_tokens = request.num_tokens + num_output * request.num_choices  # as expected
+        self.most_tokens = request.num_tokens + request.max_tokens
+        self.busy_until_ns = now + round(config.worker_queue_ms * NS_PER_MS)  # at the latest
+
+    def find_usable(self, workers: list[Worker]) -> list[Worker]:
+        """Those against which nothing speaks.
+
+        A large fleet spends much of a decision here, so this calls nothing for a worker that is as
+        workers should be; `find_reason` says the same of the others, one by one.
+        """
+        now, seqs, tokens = self.now, self.num_seqs, self.num_tokens
+        most_tokens, busy_until_ns = self.most_tokens, self.busy_until_ns
+        usable = [
+            worker
+            for worker in workers
+            if worker.busy_until_ns <= busy_until_ns
+            and worker.fresh_until_ns >= now
+            and worker.seqs_left >= seqs
+            and worker.tokens_left >= tokens
+            and worker.most_tokens >= most_tokens
+            and (worker.breaker.is_closed or worker.breaker.allows(now))
+        ]
+        if self.excluded:
+            return [worker for worker in usable if worker.worker_id not in self.excluded]
+        return usable
+
+    def find_reason(self, worker: Worker) -> tuple[str, bool]:
+        """What speaks against a worker, and whether that is a mere doubt."""
+        if worker.most_tokens < self.most_tokens:
+            return TOO_LONG, False
+        if worker.worker_id in self.excluded:
+            return "died on it", False
+        if (
+            worker.seqs_left < self.num_seqs
+            or worker.tokens_left < self.num_tokens
+            or worker.due_ns(self.now) > self.busy_until_ns - self.now
+        ):
+            return NO_ROOM, False
+        if worker.fresh_until_ns < self.now:
+            return "silent about its load", True
+        return "cut off after failures", True
+
+
+def _find_misfit(worker: Worker, request: RouteRequest) -> str:
+    up = worker.up
+    if up.role not in TAKES[request.role]:
+        return ROLE
+    if request.model_digest and up.spec.model_digest != request.model_digest:
+        return MODEL
+    if request.adapter and request.adapter not in up.adapters:
+        return ADAPTER
+    return "draining" if worker.is_draining else ""

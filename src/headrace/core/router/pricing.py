@@ -1,0 +1,149 @@
+"""What a request would cost at each worker, in predicted nanoseconds.
+
+    total = queue + prefill + transfer + weight * interference
+
+- queue: the prefill that is due there before it;
+- prefill: of its tokens that are not cached there;
+- transfer: of blocks that it would fetch from the worker that has most of them, where that is
+  quicker than to compute them;
+- interference: by which its own steps and output tokens come later, because other sequences decode
+  beside it.
+
+The form follows Mooncake's Conductor (Qin et al., 2025), with the cost model in the place of a
+regression of its own, and with the decode side in the same currency.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from headrace.core.base.types import NS_PER_MS, Ns
+from headrace.core.config.schema import RouterConfig
+from headrace.core.router.decision import Candidate
+from headrace.core.router.events import RouteRequest
+from headrace.core.router.fleet import Fleet
+from headrace.core.router.predict import Predictor, Terms
+from headrace.core.router.worker import Worker
+
+
+class Pricing:
+    """The prices of one request at one time."""
+
+    def __init__(
+        self,
+        now: Ns,
+        request: RouteRequest,
+        config: RouterConfig,
+        fleet: Fleet,
+        hits: Iterable[tuple[int, int]],
+    ) -> None:
+        self.request = request
+        self.now = now
+        self._config = config
+        self._fleet = fleet
+        self._num_output = min(request.max_tokens, config.expected_output_tokens)
+        self._terms: dict[tuple[Predictor, int], Terms] = {}
+        self._depths: dict[Worker, int] = {}
+        self._deepest = 0
+        self._holder: Worker | None = None  # has the deepest hit
+        for workers, depth in hits:
+            while workers:
+                bit = workers & -workers
+                worker = fleet.with_bit(bit)
+                self._depths[worker] = depth
+                if depth > self._deepest:
+                    self._deepest, self._holder = depth, worker
+                workers ^= bit
+
+    def num_hit_blocks(self, worker: Worker) -> int:
+        return self._depths.get(worker, 0)
+
+    def loads(self, workers: Sequence[Worker]) -> list[float]:
+        """The part of the cost that has nothing to do with what is asked, for each worker."""
+        now, output_weight = self.now, self._config.interference_weight * self._num_output
+        return [
+            (worker.busy_until_ns - now if worker.busy_until_ns > now else 0)
+            + output_weight * worker.output_extra_ns
+            for worker in workers
+        ]
+
+    def totals(self, workers: Sequence[Worker], loads: Sequence[float]) -> list[float]:
+        """The cost for each worker.
+
+        Most workers of a large fleet have nothing of a prompt: those of a kind are priced by one
+        pair of figures.
+        """
+        misses = {predictor: self._weighed(predictor, 0) for predictor in self._fleet.predictors}
+        if len(misses) == 1:
+            ((ttft_ns, num_steps),) = misses.values()
+            totals = [
+                load + ttft_ns + num_steps * worker.step_extra_ns
+                for worker, load in zip(workers, loads, strict=True)
+            ]
+        else:
+            totals = [
+                load + (miss := misses[worker.predictor])[0] + miss[1] * worker.step_extra_ns
+                for worker, load in zip(workers, loads, strict=True)
+            ]
+        if self._depths:
+            self._price_hits(workers, loads, totals)
+        return totals
+
+    def _price_hits(
+        self, workers: Sequence[Worker], loads: Sequence[float], totals: list[float]
+    ) -> None:
+        for index, worker in enumerate(workers):
+            if worker in self._depths:
+                ttft_ns, num_steps = self._weighed(worker.predictor, self._depths[worker])
+                totals[index] = loads[index] + ttft_ns + num_steps * worker.step_extra_ns
+
+    def _weighed(self, predictor: Predictor, depth: int) -> tuple[int, float]:
+        terms = self._terms_of(predictor, depth)
+        return terms.ttft_ns, self._config.interference_weight * terms.num_steps
+
+    def num_new_tokens(self, worker: Worker) -> int:
+        """KV that it will hold there beside its hits, if it has the expected output."""
+        num_tokens = self.request.num_tokens + self._num_output * self.request.num_choices
+        return max(0, num_tokens - self.num_hit_blocks(worker) * worker.spec.block_size)
+
+    def terms(self, worker: Worker) -> Terms:
+        return self._terms_of(worker.predictor, self.num_hit_blocks(worker))
+
+    def _terms_of(self, predictor: Predictor, depth: int) -> Terms:
+        terms = self._terms.get((predictor, depth))
+        if terms is None:
+            terms = self._terms[predictor, depth] = self._find_terms(predictor, depth)
+        return terms
+
+    def _find_terms(self, predictor: Predictor, depth: int) -> Terms:
+        num_tokens = max(1, self.request.num_tokens)
+        terms = Terms(predictor, num_tokens, depth)
+        deepest, link = self._deepest, self._config.kv_link
+        if link and deepest > depth:
+            transfer_ns = predictor.fetch_ns(deepest - depth, link)
+            if transfer_ns is not None:
+                fetched = Terms(predictor, num_tokens, deepest, deepest - depth, transfer_ns)
+                return min(terms, fetched, key=lambda either: either.ttft_ns)
+        return terms
+
+    def first_token_ns(self, worker: Worker) -> int:
+        """From now, if it goes to this worker."""
+        return worker.due_ns(self.now) + self.terms(worker).ttft_ns
+
+    def candidate(self, worker: Worker) -> Candidate:
+        terms = self.terms(worker)
+        interference_ns = self._config.interference_weight * (
+            self._num_output * worker.output_extra_ns + terms.num_steps * worker.step_extra_ns
+        )
+        holder = self._holder if terms.num_fetched else None
+        age_ns = None if worker.stats_ns is None else self.now - worker.stats_ns
+        return Candidate(
+            worker_id=worker.worker_id,
+            name=worker.name,
+            num_hit_blocks=self.num_hit_blocks(worker),
+            queue_ms=worker.due_ns(self.now) / NS_PER_MS,
+            prefill_ms=terms.prefill_ns / NS_PER_MS,
+            transfer_ms=terms.transfer_ns / NS_PER_MS,
+            interference_ms=interference_ns / NS_PER_MS,
+            stats_age_ms=None if age_ns is None else age_ns / NS_PER_MS,
+            num_fetched_blocks=terms.num_fetched,
+            fetch_from=None if holder is None else holder.worker_id,
+        )
