@@ -59,11 +59,11 @@ def report_provenance(provenance: Provenance) -> None:
         report_note(f"extrapolates: {beyond}")
 
 
-def right_aligned(title: str, *columns: str) -> Table:
-    """A table whose first column names the row."""
+def right_aligned(title: str, *columns: str, num_left: int = 1) -> Table:
+    """A table whose first columns name the row."""
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
     for place, column in enumerate(columns):
-        table.add_column(column, justify="right" if place else "left")
+        table.add_column(column, justify="left" if place < num_left else "right")
     return table
 
 

@@ -34,3 +34,54 @@ def roofline(
     from headrace.cli.plan_roofline import roofline as command
 
     return command(preset, batch, target, layout, workload, answer or AnswerFlags())
+
+
+@plan.command
+def goodput(
+    *,
+    preset: Preset = None,
+    load: Annotated[
+        float | None,
+        Parameter(
+            help="requests per second; none = half of what all workers can", show_default=False
+        ),
+    ] = None,
+    gpus: Annotated[int | None, Parameter(help="devices; none = 12", show_default=False)] = None,
+    ttft_ms: Annotated[
+        float | None, Parameter(help="limit; none = the workload's", show_default=False)
+    ] = None,
+    tpot_ms: Annotated[
+        float | None, Parameter(help="limit; none = the workload's", show_default=False)
+    ] = None,
+    chunk: Annotated[int, Parameter(help="tokens of a step with chunks of prompts")] = 512,
+    design_batch: Annotated[
+        int, Parameter(help="decode batch that workers are designed for")
+    ] = 128,
+    kv_link_gb_s: Annotated[
+        float | None,
+        Parameter(help="GB/s that hand off KV; none = takes no time", show_default=False),
+    ] = None,
+    page_model: Annotated[
+        bool, Parameter(help="the teaching page's model too", negative="", show_default=False)
+    ] = False,
+    target: TargetFlags | None = None,
+    layout: LayoutFlags | None = None,
+    workload: WorkloadFlags | None = None,
+    answer: AnswerFlags | None = None,
+) -> int:
+    """Compare co-located, chunked and disaggregated serving: the load that keeps the limits."""
+    from headrace.cli.plan_goodput import GoodputAsked
+    from headrace.cli.plan_goodput import goodput as command
+
+    asked = GoodputAsked(
+        preset=preset,
+        load_per_s=load,
+        num_gpus=gpus,
+        ttft_ms=ttft_ms,
+        tpot_ms=tpot_ms,
+        chunk_tokens=chunk,
+        design_batch_seqs=design_batch,
+        kv_link_gb_per_s=kv_link_gb_s,
+        with_page=page_model or preset is not None,
+    )
+    return command(asked, target, layout, workload, answer or AnswerFlags())

@@ -9,7 +9,7 @@ from cyclopts import Group, Parameter
 from headrace.core.base.errors import ConfigError
 from headrace.core.cost.datasheet import DataSheetCostModel
 from headrace.core.cost.hardware import BYTES_BY_DTYPE, Layout
-from headrace.core.workload.profiles import WorkloadProfile, profile_named
+from headrace.core.workload.profiles import CHAT, WorkloadProfile, profile_named
 from headrace.plan.engines import Engine
 from headrace.plan.presets import find, presets_with
 from headrace.plan.reference import REFERENCE_70B_H100
@@ -60,7 +60,9 @@ class LayoutFlags:
 class WorkloadFlags:
     """What requests look like."""
 
-    workload: Annotated[str, Parameter(help="chat, agent or rag")] = "chat"
+    workload: Annotated[
+        str | None, Parameter(help="chat (the default), agent or rag", show_default=False)
+    ] = None
     prompt: Annotated[
         int | None, Parameter(help="prompt tokens; none = the workload's", show_default=False)
     ] = None
@@ -68,9 +70,9 @@ class WorkloadFlags:
         int | None, Parameter(help="output tokens; none = the workload's", show_default=False)
     ] = None
 
-    def profile(self) -> WorkloadProfile:
-        """The named workload, with the lengths that were given."""
-        profile = profile_named(self.workload)
+    def profile(self, usual: WorkloadProfile = CHAT) -> WorkloadProfile:
+        """The named workload, else the usual one, with the lengths that were given."""
+        profile = usual if self.workload is None else profile_named(self.workload)
         prompt = profile.prompt_tokens if self.prompt is None else self.prompt
         output = profile.output_tokens if self.output is None else self.output
         check_range("--prompt", prompt, 1, MAX_TOKENS)

@@ -16,10 +16,10 @@ from headrace.cli.plan_flags import (
 from headrace.core.cost.datasheet import DataSheetCostModel
 from headrace.plan.engines import Engine
 from headrace.plan.picture import Chart, Line, Mark
+from headrace.plan.reference import REFERENCE_BATCH
 from headrace.plan.roofline import Roofline, compute_roofline
 
 USUAL_BATCH = 8
-REFERENCE_PROMPT, REFERENCE_OUTPUT = 2048, 512
 
 
 def roofline(
@@ -33,16 +33,19 @@ def roofline(
     check_plot(answer)
     batch = USUAL_BATCH if batch is None else batch
     check_range("--batch", batch, 1, MAX_SEQS)
-    profile = (workload or WorkloadFlags()).profile()
-    prompt, output = profile.prompt_tokens, profile.output_tokens
+    asked = workload or WorkloadFlags()
     if preset is not None:
         engine, cost = Engine(), reference_cost(preset, target, layout)
-        if workload is None:
-            prompt, output = REFERENCE_PROMPT, REFERENCE_OUTPUT
+        profile = asked.profile(REFERENCE_BATCH)
     else:
         engine, cost = engine_and_cost(target or TargetFlags(), layout)
+        profile = asked.profile()
     found = compute_roofline(
-        cost, prompt_tokens=prompt, output_tokens=output, batch_seqs=batch, engine=engine
+        cost,
+        prompt_tokens=profile.prompt_tokens,
+        output_tokens=profile.output_tokens,
+        batch_seqs=batch,
+        engine=engine,
     )
     return give(
         found,

@@ -7,8 +7,10 @@ parameters stand for everything that a token passes through.
 
 from typing import Final
 
+from headrace.core.base.request import Slo
 from headrace.core.cost.datasheet import DataSheetCostModel
 from headrace.core.cost.hardware import Accelerator, ModelShape
+from headrace.core.workload.profiles import WorkloadProfile
 
 REFERENCE_70B_H100: Final = DataSheetCostModel(
     model=ModelShape(
@@ -32,3 +34,20 @@ REFERENCE_70B_H100: Final = DataSheetCostModel(
     weight_dtype="bf16",
     kv_dtype="fp8",
 )
+
+REFERENCE_BATCH: Final = WorkloadProfile(
+    name="reference batch",
+    purpose="the batch of eight whose roofline the page draws",
+    prompt_tokens=2048,
+    output_tokens=512,
+    source="the teaching page",
+)
+REFERENCE_TRAFFIC: Final = WorkloadProfile(
+    name="reference traffic",
+    purpose="what the page's twelve devices serve at nine requests per second",
+    prompt_tokens=3072,
+    output_tokens=256,
+    slo=Slo(ttft_ms=1000.0, tpot_ms=80.0),
+    source="the teaching page",
+)
+REFERENCE_LOAD_PER_S: Final = 9.0

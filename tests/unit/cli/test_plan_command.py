@@ -40,6 +40,29 @@ def test_roofline_of_an_engine(capsys: pytest.CaptureFixture[str]) -> None:
     assert "silicon_sample" in " ".join(fitted["provenance"]["sources"])
 
 
+def test_goodput_of_the_reference(capsys: pytest.CaptureFixture[str]) -> None:
+    out, err = table(capsys, "goodput", "--preset", "reference-70b-h100")
+    for words in ("1140 ms", "94 ms", "747 ms", "63 ms", "6.8/s", "12.1/s", "9.4 / 2.6", "1.8×"):
+        assert words in out
+    assert "22/s" in out
+    assert "weights do not fit" in err
+    found = figures(capsys, "goodput", "--preset", "reference-70b-h100")
+    assert found["load_per_s"] == 9.0
+    assert len(found["verdicts"]) == 6
+
+
+def test_goodput_of_a_model_on_workers_of_several_devices(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ("goodput", "--model", "qwen3-32b", "--tp", "2", "--gpus", "16", "--engine", "vllm")
+    found = figures(capsys, *words, "--workload", "rag", "--page-model", "--kv-link-gb-s", "50")
+    assert found["num_workers"] == 8
+    assert found["slo"] == {"ttft_ms": 2000.0, "itl_ms": None, "tpot_ms": 80.0, "e2e_ms": None}
+    assert found["provenance"]["kind"] == "fitted"
+    overloaded = figures(capsys, *words, "--load", "100000")
+    assert all(one["ttft_s"] is None for one in overloaded["verdicts"])
+
+
 def test_own_presets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "own.toml"
     file.write_text(
@@ -53,6 +76,7 @@ def test_own_presets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     "words",
     [
         pytest.param(("roofline", "--preset", "reference-70b-h100"), id="roofline"),
+        pytest.param(("goodput", "--preset", "reference-70b-h100"), id="goodput"),
     ],
 )
 def test_pictures(
@@ -81,6 +105,13 @@ def test_pictures(
         ("roofline --plot x.png", "pictures are SVG"),
         ("roofline --preset nothing", "reference-70b-h100"),
         ("roofline --preset reference-70b-h100 --tp 2", "says what runs already"),
+        ("goodput --load 0", "--load is 0"),
+        ("goodput --load nan", "--load is nan"),
+        ("goodput --gpus 7 --tp 2", "make --gpus a multiple of 2"),
+        ("goodput --dp 2", "say --gpus instead"),
+        ("goodput --ttft-ms -1", "--ttft-ms is -1"),
+        ("goodput --chunk 0", "--chunk is 0"),
+        ("goodput --kv-link-gb-s 0", "--kv-link-gb-s is 0"),
     ],
 )
 def test_refusals(capsys: pytest.CaptureFixture[str], words: str, told: str) -> None:

@@ -29,12 +29,12 @@ class WorkloadProfile(msgspec.Struct, frozen=True, kw_only=True):
     purpose: str
     prompt_tokens: int
     output_tokens: int
-    turns: int  # requests of one session, each with the history of those before
-    pause_s: float  # between an answer and the next request of its session
-    shared_share: float  # of prompt tokens that an earlier request had as its prefix
-    importance: dict[str, Importance]  # by figure: ttft, tpot, e2e, throughput, goodput
-    slo: Slo
-    source: str
+    turns: int = 1  # requests of one session, each with the history of those before
+    pause_s: float = 0.0  # between an answer and the next request of its session
+    shared_share: float = 0.0  # of prompt tokens that an earlier request had as its prefix
+    importance: dict[str, Importance] = {}  # by figure: ttft, tpot, e2e, throughput, goodput
+    slo: Slo = Slo()
+    source: str = "given by the operator"
 
 
 CHAT: Final = WorkloadProfile(
@@ -78,8 +78,6 @@ RAG: Final = WorkloadProfile(
     purpose="answers from documents that were found",
     prompt_tokens=2588,
     output_tokens=291,
-    turns=1,
-    pause_s=0.0,
     shared_share=0.1,
     importance={
         "ttft": Importance.CRITICAL,

@@ -1,0 +1,180 @@
+"""`headrace plan goodput`."""
+
+from dataclasses import dataclass
+
+import msgspec
+from rich.table import Table
+
+from headrace.cli.plan_answer import check_plot, give, right_aligned
+from headrace.cli.plan_flags import (
+    AnswerFlags,
+    LayoutFlags,
+    TargetFlags,
+    WorkloadFlags,
+    check_range,
+    engine_and_cost,
+    reference_cost,
+)
+from headrace.core.base.errors import ConfigError
+from headrace.core.base.request import Slo
+from headrace.core.cost.datasheet import DataSheetCostModel
+from headrace.core.workload.profiles import WorkloadProfile
+from headrace.plan.engines import Engine
+from headrace.plan.goodput import Goodput, Verdict, compute_goodput
+from headrace.plan.picture import Chart, Line
+from headrace.plan.reference import REFERENCE_LOAD_PER_S, REFERENCE_TRAFFIC
+from headrace.plan.roofline import memory_warnings
+from headrace.plan.service import ServiceTimes
+
+MAX_WORKERS = 4096
+USUAL_GPUS = 12
+
+
+@dataclass(frozen=True, kw_only=True)
+class GoodputAsked:
+    """What is said beside what runs and the workload; None = what the preset or most people say."""
+
+    preset: str | None
+    load_per_s: float | None
+    num_gpus: int | None
+    ttft_ms: float | None
+    tpot_ms: float | None
+    chunk_tokens: int
+    design_batch_seqs: int
+    kv_link_gb_per_s: float | None
+    with_page: bool
+
+
+def goodput(
+    asked: GoodputAsked,
+    target: TargetFlags | None,
+    layout: LayoutFlags | None,
+    workload: WorkloadFlags | None,
+    answer: AnswerFlags,
+) -> int:
+    check_plot(answer)
+    flags = workload or WorkloadFlags()
+    if asked.preset is not None:
+        engine, cost = Engine(), reference_cost(asked.preset, target, layout)
+        profile = flags.profile(REFERENCE_TRAFFIC)
+    else:
+        engine, cost = engine_and_cost(target or TargetFlags(), layout)
+        profile = flags.profile()
+    service = service_times(asked, cost, profile)
+    slo = limits(asked, profile)
+    load = asked.load_per_s
+    if load is None:
+        is_reference = asked.preset is not None
+        load = REFERENCE_LOAD_PER_S if is_reference else service.capacity_per_s / 2
+    check_range("--load", load, 1e-6, 1e6)
+    found = compute_goodput(service, slo, load, with_page=asked.with_page)
+    provenance = engine.provenance(
+        cost, concurrency=service.design_batch_seqs, context_tokens=service.context_tokens
+    )
+    warnings = memory_warnings(cost, kv_bytes_at(found, service))
+    figures = {
+        **msgspec.to_builtins(found),
+        "warnings": warnings,
+        "provenance": msgspec.to_builtins(provenance),
+    }
+    tables = [verdict_table(found)]
+    return give(figures, tables, curves(found), answer, warnings=warnings, provenance=provenance)
+
+
+def service_times(
+    asked: GoodputAsked, cost: DataSheetCostModel, profile: WorkloadProfile
+) -> ServiceTimes:
+    """Raises ConfigError for numbers out of range."""
+    num_gpus = USUAL_GPUS if asked.num_gpus is None else asked.num_gpus
+    per_worker = cost.layout.tp * cost.layout.pp
+    check_range("--gpus", num_gpus, 1, MAX_WORKERS * per_worker)
+    if cost.layout.dp > 1:
+        raise ConfigError("--dp is the number of workers here", hint="say --gpus instead")
+    if num_gpus % per_worker:
+        raise ConfigError(
+            "devices are left over",
+            gpus=num_gpus,
+            per_worker=per_worker,
+            hint=f"make --gpus a multiple of {per_worker}",
+        )
+    check_range("--chunk", asked.chunk_tokens, 1, 1 << 20)
+    check_range("--design-batch", asked.design_batch_seqs, 1, 1 << 16)
+    rate = asked.kv_link_gb_per_s
+    if rate is not None:
+        check_range("--kv-link-gb-s", rate, 1e-6, 1e6)
+    return ServiceTimes(
+        cost=cost,
+        num_workers=num_gpus // per_worker,
+        prompt_tokens=profile.prompt_tokens,
+        output_tokens=profile.output_tokens,
+        design_batch_seqs=asked.design_batch_seqs,
+        chunk_tokens=asked.chunk_tokens,
+        kv_link_bytes_per_s=rate * 1e9 if rate is not None else None,
+    )
+
+
+def limits(asked: GoodputAsked, profile: WorkloadProfile) -> Slo:
+    given = {"ttft_ms": asked.ttft_ms, "tpot_ms": asked.tpot_ms}
+    stated = {name: limit for name, limit in given.items() if limit is not None}
+    for name, limit in stated.items():
+        check_range(f"--{name.replace('_', '-')}", limit, 1e-3, 1e9)
+    return msgspec.structs.replace(profile.slo, **stated)
+
+
+def kv_bytes_at(found: Goodput, service: ServiceTimes) -> float:
+    """KV on one device of the worker that has most, at the load."""
+    seqs = max((one.decode_seqs or 0.0) for one in found.verdicts)
+    return seqs * service.cost.kv_bytes_per_gpu(service.context_tokens)
+
+
+def verdict_table(found: Goodput) -> Table:
+    stated = {"TTFT": found.slo.ttft_ms, "TPOT": found.slo.tpot_ms, "E2E": found.slo.e2e_ms}
+    words = ", ".join(f"{name} {ms:g} ms" for name, ms in stated.items() if ms is not None)
+    title = (
+        f"{found.load_per_s:.3g} requests/s, workers: {found.num_workers}"
+        f" (capacity {found.capacity_per_s:.0f}/s), {words}"
+    )
+    columns = ("model", "mode", "workers", "TTFT", "TPOT", "decoding", "good", "at most", "binds")
+    table = right_aligned(title, *columns, num_left=2)
+    for one in found.verdicts:
+        table.add_row(
+            one.model,
+            one.mode,
+            workers(one, found.num_workers),
+            whole_ms(one.ttft_s),
+            whole_ms(one.tpot_s),
+            f"{one.decode_seqs:.0f}" if one.decode_seqs is not None else "",
+            "yes" if one.is_good else "no",
+            f"{one.sustainable_per_s:.1f}/s",
+            one.binds,
+        )
+    for model, gain in found.gain_by_model.items():
+        table.add_row(model, "disaggregated to prefill first", *[""] * 5, f"{gain:.1f}×", "")
+    return table
+
+
+def whole_ms(value_s: float | None) -> str:
+    return "overloaded" if value_s is None else f"{value_s * 1000:.0f} ms"
+
+
+def workers(one: Verdict, num_workers: int) -> str:
+    if one.prefill_workers is None or one.decode_workers is None:
+        return str(num_workers)
+    is_whole = one.prefill_workers == int(one.prefill_workers)
+    digits = 0 if is_whole else 1
+    return f"{one.prefill_workers:.{digits}f} / {one.decode_workers:.{digits}f}"
+
+
+def curves(found: Goodput) -> Chart:
+    return Chart(
+        title="goodput by load",
+        x_label="load, requests/s",
+        y_label="goodput, requests/s",
+        lines=[
+            Line(
+                f"{one.model}: {one.mode} ({workers(one, found.num_workers)})",
+                one.goodput_per_s_by_load,
+            )
+            for one in found.verdicts
+        ],
+    )
