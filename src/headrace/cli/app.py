@@ -8,16 +8,12 @@ from cyclopts.exceptions import CycloptsError, UnknownCommandError, UnusedCliTok
 
 from headrace import __version__
 from headrace.cli.bench_app import bench
-from headrace.cli.flags import AllFlags, EngineFlags
+from headrace.cli.flags import AllFlags, EngineFlags, Model
 from headrace.cli.output import HELP_WIDTH, console
 from headrace.cli.plan_app import plan
 from headrace.cli.sampling import SamplingFlags
 from headrace.core.base.errors import RequestError
 
-Model = Annotated[
-    str | None,
-    Parameter(help="GGUF file, folder of safetensors or hub id; none = the default model"),
-]
 Json = Annotated[
     bool, Parameter(name="--json", negative="", help="print figures as JSON", show_default=False)
 ]
@@ -62,7 +58,7 @@ def wording(error: CycloptsError) -> str:
 
 
 @app.command
-def serve(model: Model = None, /, *, json: Json = False, flags: AllFlags = None) -> int:
+def serve(model: Model = None, *, json: Json = False, flags: AllFlags = None) -> int:
     """Serve a model over the OpenAI API until SIGTERM or Ctrl-C.
 
     The default model is fetched on first use. Requests under way are finished before the end; a
@@ -76,7 +72,6 @@ def serve(model: Model = None, /, *, json: Json = False, flags: AllFlags = None)
 @app.command
 def chat(
     model: Model = None,
-    /,
     *,
     system: System = None,
     sampling: SamplingFlags | None = None,
@@ -97,10 +92,8 @@ def generate(
         str | None, Parameter(help="the message; none = all of standard input")
     ] = None,
     /,
+    model: Model = None,
     *,
-    model: Annotated[
-        str | None, Parameter(name="--model", help="as for serve", show_default=False)
-    ] = None,
     system: System = None,
     raw: Annotated[
         bool,
@@ -132,7 +125,7 @@ def generate(
 
 
 @app.command
-def pull(model: Model = None, /, *, json: Json = False) -> int:
+def pull(model: Model = None, *, json: Json = False) -> int:
     """Fetch a model into the cache and print where it lies."""
     from headrace.cli.pull import pull as command
 
@@ -140,7 +133,7 @@ def pull(model: Model = None, /, *, json: Json = False) -> int:
 
 
 @app.command
-def doctor(model: Model = None, /, *, json: Json = False, flags: AllFlags = None) -> int:
+def doctor(model: Model = None, *, json: Json = False, flags: AllFlags = None) -> int:
     """Say what fits this machine and what looks wrong; exit code 1 if something cannot work."""
     from headrace.cli.doctor import doctor as command
 
@@ -148,7 +141,7 @@ def doctor(model: Model = None, /, *, json: Json = False, flags: AllFlags = None
 
 
 @explain.command(name="config")
-def explain_config(model: Model = None, /, *, json: Json = False, flags: AllFlags = None) -> int:
+def explain_config(model: Model = None, *, json: Json = False, flags: AllFlags = None) -> int:
     """Print every setting with its value and where that comes from, as `serve` would take it."""
     from headrace.cli.explain import explain_config as command
 

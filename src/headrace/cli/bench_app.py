@@ -5,6 +5,7 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from headrace.cli.bench_flags import LoadFlags, OutputFlags
+from headrace.cli.flags import Model
 
 bench = App(name="bench", help="Measure: kernels, loads, a scheduler step, an installation.")
 
@@ -23,11 +24,7 @@ Seconds = Annotated[float, Parameter(help="time for all measurements together")]
 
 @bench.command
 def kernels(
-    model: Annotated[
-        str | None,
-        Parameter(help="GGUF file, folder of safetensors or hub id; none = the default model"),
-    ] = None,
-    /,
+    model: Model = None,
     *,
     threads: Annotated[int, Parameter(help="threads that compute; 0 = one for each core")] = 0,
     isa: Annotated[str, Parameter(help="instruction set: auto, or one that doctor lists")] = "auto",
@@ -73,11 +70,7 @@ def scheduler(*, output: OutputFlags | None = None) -> int:
 
 @bench.command
 def precision(
-    model: Annotated[
-        str | None,
-        Parameter(help="GGUF file, folder of safetensors or hub id; none = the default model"),
-    ] = None,
-    /,
+    model: Model = None,
     *,
     text: Annotated[
         tuple[str, ...],

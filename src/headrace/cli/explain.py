@@ -12,8 +12,10 @@ from headrace.core.base.errors import ConfigError
 from headrace.core.config.merge import DEFAULT, Merged, values_of
 from headrace.core.config.resolve import Resolution, resolve
 from headrace.core.config.settings import SETTINGS
-from headrace.core.config.units import size_text
+from headrace.core.config.units import format_bytes, size_text
 from headrace.live.machine import machine_facts
+
+LEGIBLE_CHARS = 7  # of a size: "1.25GiB", but not "1310724KiB"
 
 
 def explain_config(model: str | None, flags: Any, *, as_json: bool) -> int:
@@ -98,7 +100,8 @@ def _table(merged: Merged, resolution: Resolution) -> Table:
 def _shown(value: object, *, is_size: bool) -> str:
     """As a flag would take it."""
     if is_size and isinstance(value, int):
-        return size_text(value)
+        text = size_text(value)
+        return text if len(text) <= LEGIBLE_CHARS else f"{text} ({format_bytes(value)})"
     if isinstance(value, bool):
         return str(value).lower()
     return str(value) if value != "" else '""'

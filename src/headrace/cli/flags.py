@@ -20,6 +20,16 @@ _GROUPS = {
 }
 _SEPARATOR = "__"
 
+Model = Annotated[
+    str | None,
+    Parameter(
+        name="--model",
+        help="GGUF file, folder of safetensors or hub id; none = the default model",
+        show_default=False,
+    ),
+]
+"""The model of a command: its last word, or under a flag."""
+
 
 def flag_values(flags: Any) -> dict[str, object]:
     """The raw values that were given, by the key of their setting; for None, nothing."""

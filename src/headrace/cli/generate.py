@@ -30,7 +30,8 @@ def generate(
             prompt = prompt.removesuffix("\n")
         if not prompt:
             raise ConfigError(
-                "standard input holds no prompt", hint="headrace generate PROMPT, or pipe one in"
+                "standard input holds no prompt",
+                hint="headrace generate PROMPT [MODEL], or pipe one in",
             )
     with answering(config, sampling) as answerer:
         if is_raw:

@@ -4,11 +4,14 @@
 """
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 
 from headrace import __version__
 
+# The extension lacks a name, or takes other arguments.
+_OTHER_BUILD = re.compile(r"\b_native\b|incompatible function arguments")
 FAILED, WRONG_USE, INTERRUPTED = 1, 2, 130
 
 
@@ -58,6 +61,12 @@ def _report(error: Exception) -> int:
     if isinstance(error, OSError) and error.filename is not None:
         report_error(f"{error.filename}: {(error.strerror or str(error)).lower()}")
         return FAILED
+    if isinstance(error, AttributeError | TypeError) and _OTHER_BUILD.search(str(error)):
+        report_error(
+            f"the native backend was built from other sources: {str(error).splitlines()[0]}\n"
+            "hint: build it again, with pip install . in headrace's checkout"
+        )
+        return WRONG_USE
     report_error(
         f"unexpected {type(error).__name__}: {error}\n"
         "hint: this is a fault of headrace; --debug shows where it happened"

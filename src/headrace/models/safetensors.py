@@ -20,6 +20,7 @@ TENSOR_TYPES = {"F32": ("f32", 4), "F16": ("f16", 2), "BF16": ("bf16", 2)}
 
 MAX_HEADER_BYTES = 100 << 20
 MAX_JSON_BYTES = 64 << 20
+MAX_NAMED = 10
 _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
@@ -140,8 +141,12 @@ def _decoded(path: Path, data: Any, type_: Any) -> Any:
 def _other_hint(path: Path) -> str:
     """What the folder holds instead, where that says what to do."""
     ggufs = sorted(path.glob("*.gguf"))
-    if ggufs:
+    if len(ggufs) == 1:
         return f"to serve the GGUF file in it, name that file: {ggufs[0]}"
+    if ggufs:
+        names = ", ".join(gguf.name for gguf in ggufs[:MAX_NAMED])
+        more = f" and {len(ggufs) - MAX_NAMED} more" if len(ggufs) > MAX_NAMED else ""
+        return f"to serve a GGUF file in it, name that file; there are {names}{more}"
     if any(path.glob("*.bin")) or any(path.glob("*.pt")) or any(path.glob("*.pth")):
         return "only safetensors and GGUF are read: pickled weights (.bin, .pt) can run code"
     return "a model is a GGUF file or a folder with config.json, tokenizer.json and safetensors"

@@ -1,6 +1,8 @@
 """`headrace doctor`: what each check says of a machine that we make up."""
 
 import json
+import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +120,14 @@ def test_a_container_limit_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert only(check_memory(Config(), limit)).data["container_limit_bytes"] is None
     set_machine(monkeypatch, available_bytes=1 << 29)
     assert only(check_memory(Config(), limit)).status is Status.WARN
+
+
+def test_an_extension_of_another_version_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    old = types.ModuleType("_native")
+    monkeypatch.setitem(sys.modules, "headrace.ops.native._native", old)
+    monkeypatch.setattr("headrace.ops.native._native", old, raising=False)
+    check = only(check_native(Config()))
+    assert (check.status, check.hint) == (Status.FAIL, "build it with pip install .")
 
 
 def test_no_native_extension_fails_only_where_it_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:

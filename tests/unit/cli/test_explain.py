@@ -128,6 +128,16 @@ def test_the_model_fills_in_what_depends_on_it(capsys: Capture, tmp_path: Path) 
     assert figures["kv.memory_bytes"]["reason"] == "all that 4 sequences of 512 tokens use"
 
 
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [("1GB", "1GB"), ("1GiB", "1GiB"), ("1234567KiB", "1234567KiB (1.18 GiB)"), ("0", "0")],
+)
+def test_a_size_is_shown_as_people_write_it(given: str, shown: str, capsys: Capture) -> None:
+    assert main(["explain", "config", "no/model", "--kv-memory", given]) == 0
+    (line,) = [one for one in capsys.readouterr().out.splitlines() if one.startswith("kv.memory")]
+    assert f" {shown} " in line
+
+
 def test_the_kv_type_decides_what_a_block_takes(capsys: Capture, tmp_path: Path) -> None:
     path = write_tiny_model(tmp_path / "tiny.gguf")
     values = {}

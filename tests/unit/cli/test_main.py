@@ -118,13 +118,17 @@ def test_all_wrong_settings_are_told_at_once(
     ]
 
 
-@pytest.mark.parametrize("command", ["serve", "chat", "pull", "generate"])
-def test_a_model_that_is_not_there(command: str, capsys: Capture, tmp_path: Path) -> None:
+@pytest.mark.parametrize("flag", [[], ["--model"]], ids=["word", "flag"])
+@pytest.mark.parametrize(
+    "command",
+    [["serve", "--port", "0"], ["chat"], ["pull"], ["generate", "x"], ["bench", "kernels"]],
+    ids=" ".join,
+)
+def test_a_model_that_is_not_there(
+    command: list[str], flag: list[str], capsys: Capture, tmp_path: Path
+) -> None:
     path = str(tmp_path / "none.gguf")
-    arguments = ["x", "--model", path] if command == "generate" else [path]
-    if command == "serve":
-        arguments += ["--port", "0"]
-    code, out, err = run(capsys, command, *arguments)
+    code, out, err = run(capsys, *command, *flag, path)
     assert (code, out) == (2, "")
     assert err.splitlines() == [
         f"error: {path}: there is no such file or folder",
@@ -168,6 +172,26 @@ def test_a_fault_of_ours_is_one_line_too(capsys: Capture, monkeypatch: pytest.Mo
         "error: unexpected ValueError: odd\n"
         "hint: this is a fault of headrace; --debug shows where it happened\n",
     )
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        AttributeError("module 'headrace.ops.native._native' has no attribute 'has_bf16'"),
+        AttributeError("'headrace.ops.native._native.Pool' object has no attribute 'x'"),
+        TypeError("__init__(): incompatible function arguments. The following …\n    1. __init__("),
+    ],
+    ids=["name", "member", "arguments"],
+)
+def test_an_extension_of_another_version_is_to_be_built_again(
+    error: Exception, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    break_pull(monkeypatch, error)
+    code, out, err = run(capsys, "pull")
+    first, second = err.splitlines()
+    assert (code, out) == (2, "")
+    assert first.startswith("error: the native backend was built from other sources: ")
+    assert second == "hint: build it again, with pip install . in headrace's checkout"
 
 
 @pytest.mark.parametrize("how", ["flag", "variable"])

@@ -23,6 +23,7 @@ KV = plan_kv(
     block_size=16,
     max_model_len=2048,
     max_running_seqs=8,
+    step_tokens=512,
 )
 FIGURES = {
     "url": "http://127.0.0.1:8000",

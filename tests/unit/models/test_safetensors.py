@@ -130,6 +130,11 @@ def test_says_what_an_incomplete_folder_holds(tmp_path: Path) -> None:
     assert "can run code" in folder_fault(tmp_path).hint
     write(tmp_path / "small.gguf", b"GGUF")
     assert str(tmp_path / "small.gguf") in folder_fault(tmp_path).hint
+    write(tmp_path / "large.gguf", b"GGUF")
+    assert folder_fault(tmp_path).hint.endswith("there are large.gguf, small.gguf")
+    for number in range(20):
+        write(tmp_path / f"{number}.gguf", b"GGUF")
+    assert folder_fault(tmp_path).hint.endswith(" and 12 more")
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '"x"', "\ufeff{}"])

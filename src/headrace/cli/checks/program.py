@@ -29,10 +29,10 @@ def check_native(config: Config) -> Iterator[Check]:
         from headrace.ops.native import _native
 
         isas, fastest = list(_native.usable_isas()), _native.fastest_isa()
-    except ImportError as error:
+    except (ImportError, AttributeError) as error:  # not built, or from other sources
         status = Status.FAIL if is_needed else Status.OK
         hint = "build it with pip install ." if is_needed else ""
-        yield Check("native", status, f"the native backend cannot be imported: {error}", hint)
+        yield Check("native", status, f"the native backend cannot be used: {error}", hint)
         return
     isa = fastest if config.device.isa == "auto" else config.device.isa
     detail = f"{isa} chosen of {', '.join(isas)}"

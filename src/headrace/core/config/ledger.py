@@ -82,10 +82,11 @@ def plan_kv(
     block_size: int,
     max_model_len: int,
     max_running_seqs: int,
+    step_tokens: int,
 ) -> KvPlan:
     """The pool that stands in `ledger.kv`'s place: `asked_bytes`, or where that is 0 as much as
     `max_running_seqs` sequences can use, at most AUTO_KV_SHARE of the available memory, at least
-    one whole sequence.
+    one whole sequence. `ledger.activations` are those of a step of `step_tokens`.
 
     ConfigError, with what would fit, where one whole sequence does not.
     """
@@ -96,12 +97,18 @@ def plan_kv(
         num_blocks = asked_bytes // block_bytes
         reason = "as asked"
         if num_blocks > room_blocks:
-            raise _too_large(ledger, asked_bytes, room_blocks, seq_blocks, block_bytes, block_size)
+            error = _too_large(
+                ledger, asked_bytes, room_blocks, seq_blocks, block_bytes, block_size
+            )
+            raise _or_smaller_steps(error, ledger, asked_bytes, step_tokens)
         if num_blocks < seq_blocks:
             raise _too_small(asked_bytes, num_blocks, seq_blocks, block_bytes, block_size)
     else:
         if room_blocks < seq_blocks:
-            raise _no_room(ledger, max_model_len, room_blocks, seq_blocks, block_bytes, block_size)
+            error = _no_room(
+                ledger, max_model_len, room_blocks, seq_blocks, block_bytes, block_size
+            )
+            raise _or_smaller_steps(error, ledger, seq_blocks * block_bytes, step_tokens)
         share_blocks = int(ledger.available * AUTO_KV_SHARE) // block_bytes
         used_blocks = max_running_seqs * seq_blocks
         num_blocks, reason = min(
@@ -138,6 +145,19 @@ def _no_room(
         short = seq_blocks * block_bytes - ledger.free
         return ConfigError(message, hint=f"free {format_bytes(short)}, or serve a smaller model")
     return ConfigError(message, hint=f"--max-model-len {room_blocks * block_size} fits")
+
+
+def _or_smaller_steps(
+    error: ConfigError, ledger: ByteLedger, kv_bytes: int, step_tokens: int
+) -> ConfigError:
+    """The error, with steps beside which the KV would fit where steps take most of the memory."""
+    others = ledger.total - ledger.activations + kv_bytes
+    if ledger.activations <= others:
+        return error
+    fitting = (ledger.available - others) * step_tokens // ledger.activations
+    if fitting < 1:
+        return error
+    return ConfigError(error.message, hint=f"--step-tokens {fitting} fits")
 
 
 def _too_large(

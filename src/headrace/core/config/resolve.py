@@ -89,4 +89,5 @@ def _plan_kv(config: Config, machine: MachineFacts, model: ModelFacts) -> KvPlan
         block_size=model.block_size,
         max_model_len=config.model.max_model_len,
         max_running_seqs=config.scheduler.max_running_seqs,
+        step_tokens=config.scheduler.step_tokens,
     )

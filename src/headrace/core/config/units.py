@@ -1,8 +1,10 @@
 """Sizes as people read them, and as flags take them."""
 
+from collections.abc import Iterator
 from itertools import product
 
-_FLAG_UNITS = ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB"))
+_BINARY = ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB"))
+_DECIMAL = [(10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB")]
 _NAMES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
@@ -22,10 +24,11 @@ def format_bytes(num_bytes: int) -> str:
 
 def size_text(low: int, high: int | None = None) -> str:
     """The shortest size from `low` to `high` that a setting takes: "1.5GiB". Without `high` it is
-    `low` exactly, if need be in bytes.
+    `low` exactly: "1GB", if need be in bytes.
     """
-    high = low if high is None else high
-    for (power, unit), num_digits in product(_FLAG_UNITS, range(4)):
+    if high is None:
+        return min(_exact(low), key=len)
+    for (power, unit), num_digits in product(_BINARY, range(4)):
         # A unit of which it is less than one reads badly.
         if 1 << power > high:
             continue
@@ -33,3 +36,11 @@ def size_text(low: int, high: int | None = None) -> str:
         if value << power <= high * 10**num_digits:
             return f"{value / 10**num_digits:.{num_digits}f}{unit}"
     return str(low)
+
+
+def _exact(num_bytes: int) -> Iterator[str]:
+    scales = [(1 << power, unit) for power, unit in _BINARY] + _DECIMAL
+    for (scale, unit), num_digits in product(scales, range(4)):
+        if num_bytes >= scale and num_bytes * 10**num_digits % scale == 0:
+            yield f"{num_bytes / scale:.{num_digits}f}{unit}"
+    yield str(num_bytes)

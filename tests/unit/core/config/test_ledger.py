@@ -1,6 +1,7 @@
 """The ledger's arithmetic, and that a plan fits or says what would."""
 
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -23,6 +24,7 @@ def plan(
     max_model_len: int = 2048,
     max_running_seqs: int = 256,
     block_bytes: int = BLOCK_BYTES,
+    step_tokens: int = 512,
 ) -> KvPlan:
     return plan_kv(
         ledger,
@@ -31,6 +33,7 @@ def plan(
         block_size=16,
         max_model_len=max_model_len,
         max_running_seqs=max_running_seqs,
+        step_tokens=step_tokens,
     )
 
 
@@ -137,6 +140,20 @@ def test_when_the_model_alone_is_too_large_nothing_helps_but_memory() -> None:
     assert caught.value.hint == "serve a smaller model, or free some memory"
 
 
+@pytest.mark.parametrize("asked_bytes", [0, 128 * BLOCK_BYTES])
+def test_where_a_step_takes_the_room_the_hint_is_a_smaller_one(asked_bytes: int) -> None:
+    ledger = ByteLedger(weights=100 * MIB, activations=100_000 * MIB // 4, available=1000 * MIB)
+    with pytest.raises(ConfigError) as caught:
+        plan(ledger, asked_bytes=asked_bytes, step_tokens=100_000)
+    found = re.fullmatch(r"--step-tokens (\d+) fits", caught.value.hint)
+    assert found is not None
+    fitting = int(found[1])
+    for more, fits in ((0, True), (1, False)):
+        smaller = replace(ledger, activations=(fitting + more) * MIB // 4)
+        assert (smaller.free >= 128 * BLOCK_BYTES) == fits
+    plan(replace(ledger, activations=fitting * MIB // 4), asked_bytes=asked_bytes)
+
+
 @given(
     weights=st.integers(0, 1 << 32),
     available=st.integers(0, 1 << 34),
@@ -206,7 +223,9 @@ def test_sizes_in_words(num_bytes: int, text: str) -> None:
     ("low", "high", "text"),
     [
         (0, None, "0"),
-        (1000, None, "1000"),
+        (1000, None, "1kB"),
+        (10**9, None, "1GB"),
+        (2_500_000_000, None, "2.5GB"),
         (1024, None, "1KiB"),
         (1025, None, "1025"),
         (1536 << 20, None, "1.5GiB"),
