@@ -15,7 +15,7 @@ from headrace.core.base.errors import DeviceError, InvariantError, RequestError
 from headrace.core.base.plan import TokenLogprob
 from headrace.core.base.request import FinishReason
 from headrace.core.base.sampling import SamplingParams
-from headrace.core.config.merge import Layer, merge
+from headrace.core.config.merge import Layer, did_you_mean, merge
 from headrace.core.config.schema import Config
 from headrace.core.config.settings import SETTINGS
 from headrace.live.boot import Booted, Progress, boot
@@ -33,12 +33,8 @@ Prompt = str | Sequence[int]
 # Choices of one call under way at once; those behind them wait here instead of in the engine's
 # queue.
 OPEN_CHOICES = 512
-# Every name that a setting has as an argument -> its section and field.
-_HOMES = {
-    name: (setting.section, setting.name)
-    for setting in SETTINGS.values()
-    for name in (setting.name, f"{setting.section}_{setting.name}")
-}
+# A setting has the name of its flag.
+_SETTINGS = {setting.flag[2:].replace("-", "_"): setting for setting in SETTINGS.values()}
 _REQUEST_OPTIONS = frozenset({"include_stop", "skip_special_tokens"})
 
 
@@ -97,9 +93,9 @@ class LLM:
     """A model in this process.
 
     `model` is a GGUF file, a safetensors folder or a hub id; empty = the default model, fetched on
-    first use. Settings are the fields of the configuration by name (`max_model_len=2048`,
-    `threads=4`, `step_tokens=256`, …); `headrace explain config` lists them. Raises ConfigError for
-    what the machine or the model cannot do.
+    first use. Settings have the names of the flags of `headrace serve` (`max_model_len=2048`,
+    `threads=4`, `kv_dtype="int8"`, …). Raises ConfigError for what the machine or the model cannot
+    do.
 
     Thread-safe. The engine's memory and threads are given back by `close`, at the end of a `with`,
     when the object is collected, or at exit.
@@ -262,15 +258,15 @@ class LLM:
 
 
 def _config(model: str, settings: Mapping[str, object]) -> Config:
-    """Settings by the name of their field, or by section and field (`kv_memory_bytes`)."""
-    values: dict[str, Any] = {"model": {"path": model}}
-    for name, value in settings.items():
-        section, field = _HOMES.get(name, ("", ""))
-        if section:
-            values.setdefault(section, {})[field] = value
+    values: dict[str, Any] = {}
+    faults = []
+    for name, value in {"model": model, **settings}.items():
+        setting = _SETTINGS.get(name)
+        if setting is None:
+            faults.append(f"unknown setting {name} (LLM){did_you_mean(name, list(_SETTINGS))}")
         else:
-            values[name] = value  # merge knows what to say about it
-    return merge([Layer("LLM", values)]).config
+            values.setdefault(setting.section, {})[setting.name] = value
+    return merge([Layer("LLM", values, faults)]).config
 
 
 def _completion(

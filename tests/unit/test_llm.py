@@ -225,15 +225,26 @@ def test_a_failing_device_is_an_error(make: Make) -> None:
 
 def test_settings_are_the_configurations(make: Make) -> None:
     _, loaned = make(
-        model="m.gguf", max_model_len=77, threads=2, kv_memory_bytes="1GiB", step_tokens=9
+        model="m.gguf",
+        max_model_len=77,
+        threads=2,
+        kv_memory="1GiB",
+        kv_dtype="int8",
+        step_tokens=9,
     )
     assert loaned.config is not None
     assert (loaned.config.model.path, loaned.config.kv.memory_bytes) == ("m.gguf", 1 << 30)
     assert (loaned.config.device.threads, loaned.config.scheduler.step_tokens) == (2, 9)
-    with pytest.raises(ConfigError, match="did you mean"):
-        make(thread=2)
-    with pytest.raises(ConfigError, match="max_model_len"):
-        make(model_max_model_len=-1)
+    assert loaned.config.kv.dtype == "int8"
+    for wrong, meant in (
+        ("thread", "threads"),
+        ("dtype", "kv_dtype"),
+        ("kv_memory_bytes", "kv_memory"),
+    ):
+        with pytest.raises(ConfigError, match=f"did you mean {meant}"):
+            make(**{wrong: 2})
+    with pytest.raises(ConfigError, match="step_tokens is -1"):
+        make(step_tokens=-1)
 
 
 def test_closing_is_idempotent_and_needs_no_call(make: Make) -> None:
