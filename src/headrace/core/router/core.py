@@ -7,8 +7,6 @@ for good reasons `waiting`'s.
 
 from typing import assert_never
 
-import msgspec
-
 from headrace.core.base.errors import InvariantError
 from headrace.core.base.events import CallAt, Timer
 from headrace.core.base.types import NS_PER_MS, NS_PER_S, Ns
@@ -34,7 +32,7 @@ from headrace.core.router.events import (
     WorkerStats,
     WorkerUp,
 )
-from headrace.core.router.explain import explain
+from headrace.core.router.explain import DecisionLog, explain
 from headrace.core.router.fleet import Fleet, Survey
 from headrace.core.router.index import PrefixIndex
 from headrace.core.router.policies import Chooser
@@ -62,7 +60,7 @@ class RouterCore:
         self._chooser = Chooser(config.seed)
         self._room = WaitingRoom()
         self._bookings: dict[int, Booking] = {}
-        self._decisions: dict[int, Decision] = {}  # the last ones, oldest first
+        self._decisions = DecisionLog(config.kept_decisions)
         self._prior = Predictor(None, step_tokens=512, block_size=16, block_bytes=0)
         self._num_dispatched = self._num_rejected = self._num_resyncs = 0
         self._num_queried_blocks = self._num_hit_blocks = 0
@@ -72,7 +70,7 @@ class RouterCore:
 
     def decision(self, request_id: int) -> Decision | None:
         """Why the request went where it went last; None once it is forgotten."""
-        return self._decisions.get(request_id)
+        return self._decisions.find(request_id)
 
     def stats(self) -> RouterStats:
         return RouterStats(
@@ -189,10 +187,7 @@ class RouterCore:
         self._index.stop_expecting(worker.bit, booking.new_names)
         if not self._publishes(worker):
             self._index.remember(worker.bit, booking.request.block_names)
-        decision = self._decisions.get(request_id)
-        if decision is not None:
-            ttft_ms = (now - booking.decided_ns) / NS_PER_MS
-            self._decisions[request_id] = msgspec.structs.replace(decision, ttft_ms=ttft_ms)
+        self._decisions.observe(request_id, (now - booking.decided_ns) / NS_PER_MS)
 
     def _done(self, now: Ns, request_id: int) -> None:
         booking = self._bookings.get(request_id)
@@ -271,7 +266,7 @@ class RouterCore:
             request.tenant,
             booking.num_uncached + min(request.max_tokens, self.config.expected_output_tokens),
         )
-        self._keep(decision)
+        self._decisions.keep(decision)
         effects.append(Dispatch(request.request_id, worker.worker_id, decision))
 
     def _book(self, pricing: Pricing, worker: Worker) -> Booking:
@@ -289,12 +284,6 @@ class RouterCore:
         self._num_queried_blocks += len(request.block_names)
         self._num_hit_blocks += num_hits
         return booking
-
-    def _keep(self, decision: Decision) -> None:
-        self._decisions.pop(decision.request_id, None)
-        self._decisions[decision.request_id] = decision
-        while len(self._decisions) > self.config.kept_decisions:
-            del self._decisions[next(iter(self._decisions))]
 
     def _may_have_made_room(self, now: Ns, event: RouterEvent) -> bool:
         match event:

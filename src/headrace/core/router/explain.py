@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from math import inf
 from typing import Final
 
+import msgspec
+
 from headrace.core.base.types import NS_PER_MS
 from headrace.core.router.decision import Alternative, Decision, Filtered
 from headrace.core.router.fleet import Survey
@@ -12,6 +14,29 @@ from headrace.core.router.waiting import Waiting
 
 MAX_CANDIDATES: Final = 4
 MAX_FILTERED: Final = 8  # worker ids for each reason
+
+
+class DecisionLog:
+    """The last decisions, by request; the oldest are forgotten first."""
+
+    def __init__(self, num_kept: int) -> None:
+        self._num_kept = num_kept
+        self._decisions: dict[int, Decision] = {}
+
+    def keep(self, decision: Decision) -> None:
+        self._decisions.pop(decision.request_id, None)
+        self._decisions[decision.request_id] = decision
+        while len(self._decisions) > self._num_kept:
+            del self._decisions[next(iter(self._decisions))]
+
+    def find(self, request_id: int) -> Decision | None:
+        return self._decisions.get(request_id)
+
+    def observe(self, request_id: int, ttft_ms: float) -> None:
+        """What became of the prediction."""
+        decision = self._decisions.get(request_id)
+        if decision is not None:
+            self._decisions[request_id] = msgspec.structs.replace(decision, ttft_ms=ttft_ms)
 
 
 def explain(
