@@ -4,24 +4,10 @@ Each field's metadata carries its help line and bounds, so that the command line
 config` and the error messages speak from one source.
 """
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
-
-def setting(
-    default: Any,
-    help: str,
-    *,
-    low: float | None = None,
-    high: float | None = None,
-    choices: tuple[str, ...] = (),
-    flag: str = "",
-) -> Any:
-    """A field with its help line, its limits (inclusive), and its flag unless that is its name."""
-    return field(
-        default=default,
-        metadata={"help": help, "low": low, "high": high, "choices": choices, "flag": flag},
-    )
+from headrace.core.config.autoscaler import AutoscalerConfig
+from headrace.core.config.field import setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -323,6 +309,7 @@ class Config:
     cluster: ClusterConfig = ClusterConfig()
     server: ServerConfig = ServerConfig()
     router: RouterConfig = RouterConfig()
+    autoscaler: AutoscalerConfig = AutoscalerConfig()  # noqa: RUF009 - it is frozen
     telemetry: TelemetryConfig = TelemetryConfig()
 
     @property
