@@ -60,7 +60,7 @@ class Booted:
 
     @property
     def identity(self) -> str:
-        """Changes with everything that may change an answer's bytes, the program apart."""
+        """Changes with everything that may change the tokens of an answer, the program apart."""
         return identity_of(self.spec, self.config.device)
 
     def close(self) -> None:
@@ -70,7 +70,9 @@ class Booted:
 
 
 def identity_of(spec: WorkerSpec, device: DeviceConfig) -> str:
-    return f"{spec.model_digest} {spec.kv_dtype} {device.backend} {device.activations}"
+    # Other activations have the same bits on every instruction set.
+    isa = device.isa if device.activations == "bf16" else ""
+    return f"{spec.model_digest} {spec.kv_dtype} {device.backend} {device.activations} {isa}"
 
 
 def boot(

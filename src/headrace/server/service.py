@@ -50,7 +50,7 @@ class Answerer(Protocol):
 
     @property
     def identity(self) -> str:
-        """Changes with everything that may change an answer's bytes, the program apart."""
+        """Changes with everything that may change the tokens of an answer, the program apart."""
         ...
 
 
@@ -63,7 +63,7 @@ class Served:
     prompts: PromptMaker
     tokens: TokenStrings
     created_s: int  # Unix time
-    fingerprint: str  # changes when the model or the program does
+    fingerprint: str  # changes with everything that may change an answer's bytes
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -90,7 +90,6 @@ class Service:
         """Open the door: the model is there. Once."""
         text_engine = answerer.text_engine
         self.metrics.attach(text_engine.engine, answerer.name)
-        identity = f"{answerer.identity} {headrace.__version__}".encode()
         self._served = Served(
             name=answerer.name,
             text_engine=text_engine,
@@ -103,7 +102,7 @@ class Service:
             ),
             tokens=TokenStrings(text_engine.tokenizer),
             created_s=int(time.time()),
-            fingerprint=f"fp_{sha256(identity).hexdigest()[:12]}",
+            fingerprint=_fingerprint(answerer, self.config),
         )
 
     @property
@@ -179,6 +178,18 @@ class Service:
     def close(self) -> None:
         if self._served is not None:
             self._served.prompts.close()
+
+
+def _fingerprint(answerer: Answerer, config: ServerConfig) -> str:
+    template = answerer.chat_template
+    identity = [
+        headrace.__version__,
+        answerer.identity,
+        answerer.text_engine.tokenizer.digest(),
+        "" if template is None else template.digest,
+        str(config.special_tokens_in_content),
+    ]
+    return f"fp_{sha256(' '.join(identity).encode()).hexdigest()[:12]}"
 
 
 _CLOSED = {

@@ -4,6 +4,7 @@ A template comes with a model file and is not trusted. It runs in a process of i
 bounded in time, memory and output; here is what is asked of it, and what its failures mean.
 """
 
+from hashlib import sha256
 from json import dumps
 from typing import Any
 from weakref import finalize
@@ -32,6 +33,8 @@ class ChatTemplate:
         """Does not wait for the process; `check` does. ConfigError where there can be none."""
         if len(source) > MAX_SOURCE_CHARS:
             raise ConfigError(f"the chat template is longer than {MAX_SOURCE_CHARS} characters")
+        given = dumps([source, bos_token, eos_token]).encode()
+        self.digest = sha256(given).hexdigest()  # of all that decides what it renders
         self._limits = limits or Limits()
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
         try:

@@ -8,6 +8,7 @@ decoders do not guarantee.
 import json
 import re
 from collections.abc import Iterable, Sequence
+from hashlib import sha256
 from typing import Any
 
 import tokenizers
@@ -56,6 +57,10 @@ class Tokenizer:
         self.bos_token_id = bos_token_id
         self.named_eos: int | None = named[0] if named else None
         self._bytes: dict[int, bytes] = {}
+
+    def digest(self) -> str:
+        """Changes with all that decides what tokens a text becomes, and what text they are."""
+        return sha256(self._library.to_str().encode()).hexdigest()
 
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
         """Token ids of `text`; strings of special tokens in it become those tokens.

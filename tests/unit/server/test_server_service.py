@@ -1,0 +1,49 @@
+"""What the fingerprint of an answer tells apart."""
+
+from dataclasses import replace
+
+import msgspec
+
+from headrace.core.config.schema import DeviceConfig, ServerConfig, TelemetryConfig
+from headrace.live.boot import identity_of
+from headrace.server.service import Answerer, Service
+from support.fake_engine import formula_model
+from support.live import worker_spec
+
+
+def fingerprint(answerer: Answerer, *, special_tokens_in_content: bool = False) -> str:
+    config = ServerConfig(special_tokens_in_content=special_tokens_in_content)
+    service = Service(config, TelemetryConfig())
+    service.attach(answerer)
+    try:
+        return service.enter().fingerprint
+    finally:
+        service.close()
+
+
+def test_the_fingerprint_changes_with_all_that_changes_an_answer() -> None:
+    with formula_model() as booted, formula_model(template_source="{{ messages }}") as other:
+        seen = [
+            fingerprint(booted),
+            fingerprint(other),
+            fingerprint(replace(booted, chat_template=None)),
+            fingerprint(replace(booted, identity="another")),
+            fingerprint(booted, special_tokens_in_content=True),
+        ]
+        assert len(set(seen)) == len(seen)
+        assert fingerprint(booted) == seen[0]
+
+
+def test_the_identity_changes_with_weights_keys_and_arithmetic() -> None:
+    spec, device = worker_spec(), DeviceConfig(backend="native", isa="avx2", activations="int8")
+    seen = [
+        identity_of(spec, device),
+        identity_of(msgspec.structs.replace(spec, model_digest="11" * 32), device),
+        identity_of(msgspec.structs.replace(spec, kv_dtype="fp8"), device),
+        identity_of(spec, replace(device, backend="torch")),
+        identity_of(spec, replace(device, activations="f32")),
+        identity_of(spec, replace(device, activations="bf16")),
+        identity_of(spec, replace(device, activations="bf16", isa="avx512")),
+    ]
+    assert len(set(seen)) == len(seen)
+    assert identity_of(spec, replace(device, isa="avx512")) == seen[0]
