@@ -85,3 +85,43 @@ def goodput(
         with_page=page_model or preset is not None,
     )
     return command(asked, target, layout, workload, answer or AnswerFlags())
+
+
+@plan.command
+def kv(
+    *,
+    preset: Preset = None,
+    length: Annotated[
+        tuple[int, ...],
+        Parameter(
+            help="tokens of a request; may be repeated; none = 1024 to 131072",
+            negative="",
+            show_default=False,
+        ),
+    ] = (),
+    target: TargetFlags | None = None,
+    layout: LayoutFlags | None = None,
+    answer: AnswerFlags | None = None,
+) -> int:
+    """Say what keys and values weigh, and how many requests fit beside the weights.
+
+    Without a layout: one device, and tensor parallel ranks up to the domain of fast links.
+    """
+    from headrace.cli.plan_layouts import kv as command
+
+    return command(preset, length, target, layout, answer or AnswerFlags())
+
+
+@plan.command
+def parallel(
+    *,
+    gpus: Annotated[int, Parameter(help="devices, all of which are used")] = 8,
+    concurrency: Annotated[int, Parameter(help="requests under way at once")] = 64,
+    target: TargetFlags | None = None,
+    workload: WorkloadFlags | None = None,
+    answer: AnswerFlags | None = None,
+) -> int:
+    """Compare every layout that fits: TP, PP, EP, DP, their links, TTFT, TPOT and throughput."""
+    from headrace.cli.plan_layouts import parallel as command
+
+    return command(gpus, concurrency, target, workload, answer or AnswerFlags())

@@ -108,6 +108,11 @@ def engine_and_cost(
         kv_dtype=check_dtype("--kv-dtype", target.kv_dtype or "bf16"),
         efficiency=engine.efficiency,
     )
+    if not cost.has_links():
+        raise ConfigError(
+            f"{cost.accelerator.name} has no link that {cost.layout} needs",
+            hint=f"stay within {cost.accelerator.scaleup_gpus} devices, or give it a link",
+        )
     return engine, cost
 
 

@@ -102,6 +102,7 @@ class ModelRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             name=self.name,
             num_layers=self.layers,
             hidden=self.hidden,
+            num_heads=self.heads,
             num_params=self.params_b * 1e9,
             embed_params=0.0 if self.tied else table,
             logit_params=table,

@@ -17,6 +17,7 @@ REFERENCE_70B_H100: Final = DataSheetCostModel(
         name="reference 70B",
         num_layers=80,
         hidden=8192,
+        num_heads=64,
         num_params=70e9,
         kv_elems_per_token=160_000.0,
         kv_ways=8,

@@ -63,14 +63,16 @@ def closed_loop(
     concurrency: float,
     interference_share: float,
 ) -> ClosedLoop:
-    """The mean of one replica that `concurrency` clients keep busy.
+    """The mean of one replica that `concurrency` clients keep busy; with pipeline stages, of one of
+    the batches that are under way in them.
 
     A step decodes what fits into memory of them. During the life of a request every other client
     sends one prompt; `interference_share` of its arithmetic and transfers delays the others, the
     rest falls into times when nobody decodes, as clients that start together stay together.
     """
     context = mean_context_tokens(prompt_tokens, output_tokens)
-    num_seqs = max(1.0, min(concurrency, num_seqs_that_fit(cost, context)))
+    room = num_seqs_that_fit(cost, context) / cost.layout.pp
+    num_seqs = max(1.0, min(concurrency, room))
     step_ns = cost.times(decode_shape(round(num_seqs), context)).total_ns
     prompt = cost.times(prefill_shape(1, round(prompt_tokens)))
     stolen_ns = (num_seqs - 1) * (prompt.flop_ns + prompt.link_ns) / output_tokens

@@ -63,6 +63,26 @@ def test_goodput_of_a_model_on_workers_of_several_devices(
     assert all(one["ttft_s"] is None for one in overloaded["verdicts"])
 
 
+def test_kv_of_a_layout_and_of_the_usual_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    usual = figures(capsys, "kv", "--model", "qwen3-8b", "--length", "4096", "--length", "100")
+    assert [row["layout"] for row in usual["layouts"]] == ["1 GPU", "TP2", "TP4", "TP8"]
+    assert list(usual["kv_bytes_per_request_by_tokens"]) == ["100", "4096"]
+    own = figures(capsys, "kv", "--model", "qwen3-8b", "--tp", "2", "--pp", "2")
+    assert [row["layout"] for row in own["layouts"]] == ["TP2 PP2"]
+    out, err = table(capsys, "kv", "--preset", "reference-70b-h100")
+    assert "160,000 B" in out
+    assert "140 GB of weights leave no room" in err
+
+
+def test_parallel_layouts(capsys: pytest.CaptureFixture[str]) -> None:
+    out, err = table(capsys, "parallel", "--model", "qwen3-32b", "--gpus", "4", "--engine", "vllm")
+    assert "TP2 DP2" in out
+    assert "confirmed" in out
+    assert "from: fitted" in err
+    found = figures(capsys, "parallel", "--model", "qwen3-32b", "--gpus", "4")
+    assert found["layouts"][0]["output_tokens_per_s"] > 0
+
+
 def test_own_presets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "own.toml"
     file.write_text(
@@ -77,6 +97,7 @@ def test_own_presets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     [
         pytest.param(("roofline", "--preset", "reference-70b-h100"), id="roofline"),
         pytest.param(("goodput", "--preset", "reference-70b-h100"), id="goodput"),
+        pytest.param(("kv", "--model", "qwen3-8b"), id="kv"),
     ],
 )
 def test_pictures(
@@ -105,6 +126,11 @@ def test_pictures(
         ("roofline --plot x.png", "pictures are SVG"),
         ("roofline --preset nothing", "reference-70b-h100"),
         ("roofline --preset reference-70b-h100 --tp 2", "says what runs already"),
+        ("roofline --gpu rtx-4090 --tp 16", "has no link that TP16 needs"),
+        ("kv --length 0", "--length is 0"),
+        ("parallel --gpus 0", "--gpus is 0"),
+        ("parallel --model deepseek-v3 --gpus 1", "more --gpus"),
+        ("parallel --concurrency 0", "--concurrency is 0"),
         ("goodput --load 0", "--load is 0"),
         ("goodput --load nan", "--load is nan"),
         ("goodput --gpus 7 --tp 2", "make --gpus a multiple of 2"),

@@ -25,18 +25,29 @@ from headrace.core.cost.hardware import (
 from headrace.core.cost.model import StepShape
 
 
+class Exchange(msgspec.Struct, frozen=True):
+    """Collectives of one kind among `num_ranks`, in which a rank sends `sent_bytes` each time."""
+
+    num_ranks: int
+    num: int
+    sent_bytes: float
+
+
 class StepWork(msgspec.Struct, frozen=True, kw_only=True):
     """What one rank has to do in a step, all pipeline stages together."""
 
     flop: float
     weight_bytes: float
     kv_bytes: float
-    link_bytes: float  # that leave the rank
-    num_collectives: int
+    exchanges: list[Exchange]
 
     @property
     def memory_bytes(self) -> float:
         return self.weight_bytes + self.kv_bytes
+
+    @property
+    def link_bytes(self) -> float:
+        return sum(each.num * each.sent_bytes for each in self.exchanges)
 
 
 class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,23 +105,20 @@ class DataSheetCostModel(msgspec.Struct, frozen=True, kw_only=True):
         is_decode = num_tokens == shape.num_seqs
         flop += model.attention_flop(shape.num_attention_pairs, num_tokens, is_decode=is_decode)
         kv_elems = model.kv_elems_read(shape.num_kv_tokens, shape.num_seqs)
-        link_bytes, num_collectives = self._exchange(num_tokens)
+        exchanges = [each for each in self._exchanges(num_tokens) if each.num_ranks > 1]
         return StepWork(
             flop=flop / tp,
             weight_bytes=read * weight_bytes,
             kv_bytes=kv_elems * BYTES_BY_DTYPE[self.kv_dtype] / min(tp, model.kv_ways),
-            link_bytes=link_bytes,
-            num_collectives=num_collectives,
+            exchanges=exchanges,
         )
 
     def times(self, shape: StepShape) -> StepTimes:
         work, eff = self.work(shape), self.efficiency
-        link_ns = work.num_collectives * eff.collective_ns
-        if work.link_bytes:
-            layout = self.layout
-            ranks = layout.tp * layout.pp if layout.ep == 1 else layout.num_gpus
-            rate = self.accelerator.link_bytes_per_s(ranks) * eff.link_share
-            link_ns += work.link_bytes / rate * NS_PER_S
+        link_ns = 0.0
+        for each in work.exchanges:
+            rate = self.accelerator.link_bytes_per_s(each.num_ranks) * eff.link_share
+            link_ns += each.num * (eff.collective_ns + each.sent_bytes / rate * NS_PER_S)
         flop_per_s = self.accelerator.flop_per_s(self.weight_dtype) * eff.flop_share
         bytes_per_s = self.accelerator.memory_bytes_per_s * eff.memory_share
         return StepTimes(
@@ -132,6 +140,14 @@ class DataSheetCostModel(msgspec.Struct, frozen=True, kw_only=True):
             raise InvariantError("no such link", link=link, known=sorted(self.links))
         return Ns(max(1, round(found.latency_ns + found.byte_ns * num_bytes)))
 
+    def has_links(self) -> bool:
+        """Whether the data sheet knows a link for everything that the layout exchanges."""
+        return all(
+            self.accelerator.link_bytes_per_s(each.num_ranks) > 0
+            for each in self._exchanges(1)
+            if each.num_ranks > 1
+        )
+
     def weight_bytes_per_gpu(self) -> float:
         """Weights that one rank of one stage stores."""
         model, layout = self.model, self.layout
@@ -145,21 +161,20 @@ class DataSheetCostModel(msgspec.Struct, frozen=True, kw_only=True):
         ways = min(self.layout.tp, self.model.kv_ways) * self.layout.pp
         return self.model.kv_elems_held(num_tokens) * BYTES_BY_DTYPE[self.kv_dtype] / ways
 
-    def _exchange(self, num_tokens: int) -> tuple[float, int]:
-        """Bytes that leave a rank in a step, and collectives.
+    def _exchanges(self, num_tokens: int) -> list[Exchange]:
+        """What ranks tell each other in a step of one replica.
 
         Tensor parallelism sums the rows after attention and after the feed-forward part; a ring
         moves 2(n-1)/n of them. Whole experts replace the second sum by sending every token to its
         experts' ranks, and back. A stage hands its rows to the next.
         """
         model, layout = self.model, self.layout
-        row_bytes = num_tokens * model.hidden * ACTIVATION_BYTES
-        num_sums = num_sends = 0
-        if layout.tp > 1:
-            num_sums = 2 * model.num_layers - (model.num_moe_layers if layout.ep > 1 else 0)
-        if layout.ep > 1:
-            num_sends = 2 * model.num_moe_layers
+        row_bytes = float(num_tokens * model.hidden * ACTIVATION_BYTES)
+        num_sums = 2 * model.num_layers - (model.num_moe_layers if layout.ep > 1 else 0)
         ring = 2.0 * (layout.tp - 1) / layout.tp
         away = model.experts_per_token * (layout.ep - 1) / layout.ep / layout.tp
-        sent = row_bytes * (num_sums * ring + num_sends * away + (layout.pp - 1))
-        return sent, num_sums + num_sends + layout.pp - 1
+        return [
+            Exchange(layout.tp, num_sums, row_bytes * ring),
+            Exchange(layout.ep, 2 * model.num_moe_layers, row_bytes * away),
+            Exchange(layout.tp * layout.pp if layout.pp > 1 else 1, layout.pp - 1, row_bytes),
+        ]

@@ -30,6 +30,7 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     num_layers: int
     hidden: int
+    num_heads: int = 0  # of queries, which TP must divide; 0 = unknown
     num_params: float
     embed_params: float = 0.0  # 0 where the logits' matrix is the same (tied)
     logit_params: float = 0.0

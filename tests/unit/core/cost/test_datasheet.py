@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.core.base.errors import InvariantError
-from headrace.core.cost.datasheet import DataSheetCostModel
+from headrace.core.cost.datasheet import DataSheetCostModel, Exchange
 from headrace.core.cost.fitted import Link
 from headrace.core.cost.hardware import Accelerator, Efficiency, Layout, ModelShape
 from headrace.core.cost.model import CostModel, StepShape
@@ -73,7 +73,7 @@ def test_a_ring_moves_what_it_must() -> None:
         COST, layout=Layout(tp=4), efficiency=Efficiency(collective_ns=1000.0)
     )
     work = cost.work(decode(8, 100))
-    assert work.num_collectives == 20  # two sums in each of ten layers
+    assert work.exchanges == [Exchange(4, 20, 1.5 * 8 * 1000 * 2)]  # two sums in every layer
     assert work.link_bytes == 20 * 2 * 3 / 4 * 8 * 1000 * 2
     assert cost.times(decode(8, 100)).link_ns == pytest.approx(20_000 + work.link_bytes / 400)
 
@@ -82,6 +82,13 @@ def test_beyond_its_domain_a_ring_is_as_slow_as_the_network() -> None:
     near = msgspec.structs.replace(COST, layout=Layout(tp=8)).times(decode(64, 100)).link_ns
     far = msgspec.structs.replace(COST, layout=Layout(tp=16)).times(decode(64, 100)).link_ns
     assert far / near == pytest.approx(8 * (15 / 16) / (7 / 8))
+
+
+def test_only_the_hand_over_between_stages_leaves_the_domain() -> None:
+    """Eight ranks that sum stay together; rows cross the network once."""
+    one = msgspec.structs.replace(COST, layout=Layout(tp=8)).times(decode(64, 100)).link_ns
+    two = msgspec.structs.replace(COST, layout=Layout(tp=8, pp=2)).times(decode(64, 100)).link_ns
+    assert two - one == pytest.approx(64 * 1000 * 2 / 5e10 * 1e9)
 
 
 def test_a_batch_reads_the_experts_that_it_chooses() -> None:
@@ -99,7 +106,7 @@ def test_whole_experts_are_spread_over_all_ranks_of_a_stage() -> None:
     # Experts see the tokens of both replicas, on twice as many ranks.
     assert whole.work(decode(8, 100)).flop == pytest.approx(sliced.work(decode(8, 100)).flop)
     # Sums after attention everywhere, after the feed-forward part in the two dense layers only.
-    assert whole.work(decode(8, 100)).num_collectives == 10 + 2 + 2 * 8
+    assert [each.num for each in whole.work(decode(8, 100)).exchanges] == [10 + 2, 2 * 8]
 
 
 def test_a_window_bounds_kv_and_attention() -> None:
