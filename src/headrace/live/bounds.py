@@ -18,8 +18,8 @@ MAX_STOP_TOKEN_IDS: Final = 1024
 MAX_LOGIT_BIASES: Final = 1024
 MAX_LOGPROBS: Final = 20
 MAX_SLO_MS: Final = 1e9
+QUICK_CHARS: Final = 8192  # a text up to this is tokenised as soon as it is looked at
 MIN_TEMPERATURE: Final = 1e-5  # below it a draw is the likeliest token anyway
-MAX_CHAR_BYTES: Final = 4  # of UTF-8
 MAX_PRIORITY: Final = 2**31 - 1
 
 
@@ -78,8 +78,7 @@ def check_request(n: int, stops: tuple[str, ...], priority: int, slo: Slo) -> No
 
 def check_text(tokenizer: Tokenizer, text: str, max_model_len: int) -> None:
     """Raise RequestError for a text that is too long for a prompt however it is tokenised."""
-    # Most texts need no closer look: they have fewer bytes than the context has tokens.
-    if len(text) * MAX_CHAR_BYTES >= max_model_len:
+    if len(text) > QUICK_CHARS:
         least = tokenizer.least_tokens(text)
         if least >= max_model_len:
             raise _no_room(f"at least {least}", max_model_len)

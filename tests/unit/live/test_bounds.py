@@ -158,8 +158,8 @@ def test_the_request_as_a_whole_is_bounded() -> None:
 
 
 def test_a_text_that_cannot_fit_is_not_tokenised() -> None:
-    tokenizer = byte_tokenizer()  # its longest piece has 12 bytes
-    check_text(tokenizer, "x" * 12 * (CONTEXT - 1), CONTEXT)
-    with pytest.raises(RequestError, match=f"at least {CONTEXT} tokens") as caught:
-        check_text(tokenizer, "x" * (12 * (CONTEXT - 1) + 1), CONTEXT)
+    tokenizer, context = byte_tokenizer(), 1000  # its longest piece has 12 bytes
+    check_text(tokenizer, "x" * 12 * (context - 1), context)
+    with pytest.raises(RequestError, match=f"at least {context} tokens") as caught:
+        check_text(tokenizer, "x" * (12 * (context - 1) + 1), context)
     assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "prompt")
