@@ -125,3 +125,41 @@ def parallel(
     from headrace.cli.plan_layouts import parallel as command
 
     return command(gpus, concurrency, target, workload, answer or AnswerFlags())
+
+
+@plan.command
+def routing(
+    *,
+    preset: Preset = None,
+    trace: Annotated[
+        str | None,
+        Parameter(help="requests as Mooncake publishes them (JSONL)", show_default=False),
+    ] = None,
+    ratio: Annotated[
+        float | None,
+        Parameter(help="share of alike requests, and of their prompts", show_default=False),
+    ] = None,
+    workers: Annotated[int, Parameter(help="workers")] = 4,
+    kv_weight: Annotated[
+        float, Parameter(help="requests that a whole uncached prompt counts as")
+    ] = 3.0,
+    hold_s: Annotated[
+        float | None,
+        Parameter(
+            help="seconds that a request counts as load; none = for ever", show_default=False
+        ),
+    ] = None,
+    prefill_tokens_per_s: Annotated[float, Parameter(help="of one worker")] = 50_000.0,
+    answer: AnswerFlags | None = None,
+) -> int:
+    """Compare round robin, load-aware and KV-aware routing: hits, prefill saved, loads."""
+    from headrace.cli.plan_routing import routing as command
+    from headrace.plan.routing import RoutingSetup
+
+    setup = RoutingSetup(
+        num_workers=workers,
+        kv_weight=kv_weight,
+        hold_s=hold_s,
+        prefill_tokens_per_s=prefill_tokens_per_s,
+    )
+    return command(preset, trace, ratio, setup, answer or AnswerFlags())

@@ -69,7 +69,7 @@ class EngineFit(msgspec.Struct, frozen=True, kw_only=True):
 class Provenance(msgspec.Struct, frozen=True, kw_only=True):
     """Where a prediction's numbers come from."""
 
-    kind: str  # "data sheet" or "fitted"
+    kind: str  # "data sheet", "fitted" or "counted"
     sources: tuple[str, ...]
     extrapolates: tuple[str, ...] = ()  # every way in which it leaves what was seen
 

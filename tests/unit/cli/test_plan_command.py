@@ -83,6 +83,27 @@ def test_parallel_layouts(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["layouts"][0]["output_tokens_per_s"] > 0
 
 
+def test_routing_of_the_reference(capsys: pytest.CaptureFixture[str]) -> None:
+    out, err = table(capsys, "routing", "--preset", "reference-20")
+    for words in ("10/14", "11/14", "6,160", "123 ms", "S1 S2* S4* S9* S16*", "5 5 5 5"):
+        assert words in out
+    assert "from: counted" in err
+
+
+def test_routing_of_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "trace.jsonl"
+    line = '{"timestamp": %d, "input_length": 1000, "output_length": 9, "hash_ids": [%d, %d]}\n'
+    file.write_text("".join(line % (1000 * i, i % 2, 10 + i) for i in range(100)))
+    words = ("routing", "--trace", str(file), "--workers", "3", "--hold-s", "5")
+    found = figures(capsys, *words)
+    tokens = {run["policy"]: run["cached_tokens"] for run in found["policies"]}
+    # Round robin takes each of the two prefixes to all three workers, KV-aware to two of them.
+    assert tokens["round robin"] == (100 - 6) * 512
+    assert tokens["KV-aware"] == (100 - 4) * 512
+    assert found["prompt_tokens"] == 100_000
+    assert "worker 1" not in table(capsys, *words)[0]  # too many to list
+
+
 def test_own_presets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "own.toml"
     file.write_text(
@@ -97,6 +118,7 @@ def test_own_presets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     [
         pytest.param(("roofline", "--preset", "reference-70b-h100"), id="roofline"),
         pytest.param(("goodput", "--preset", "reference-70b-h100"), id="goodput"),
+        pytest.param(("routing", "--ratio", "0.5"), id="routing"),
         pytest.param(("kv", "--model", "qwen3-8b"), id="kv"),
     ],
 )
@@ -128,6 +150,13 @@ def test_pictures(
         ("roofline --preset reference-70b-h100 --tp 2", "says what runs already"),
         ("roofline --gpu rtx-4090 --tp 16", "has no link that TP16 needs"),
         ("kv --length 0", "--length is 0"),
+        ("routing --ratio 1.1", "--ratio takes from 0 to 1"),
+        ("routing --workers 0", "--workers is 0"),
+        ("routing --hold-s -1", "--hold-s is -1"),
+        ("routing --preset reference-20 --workers 5", "leave out the other flags"),
+        ("routing --preset reference-21", "reference-20"),
+        ("routing --trace none.jsonl", "cannot read the trace none.jsonl"),
+        ("routing --trace x --ratio 0.5", "leave out --ratio or --trace"),
         ("parallel --gpus 0", "--gpus is 0"),
         ("parallel --model deepseek-v3 --gpus 1", "more --gpus"),
         ("parallel --concurrency 0", "--concurrency is 0"),
