@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+from headrace.cluster.boot import BootedCluster
 from headrace.core.config.ledger import ByteLedger, KvPlan
 from headrace.core.config.units import format_bytes
 from headrace.live.boot import Booted
@@ -38,9 +39,11 @@ def kv_figures(kv: KvPlan, dtype: str) -> dict[str, Any]:
     }
 
 
-def serve_figures(booted: Booted, url: str, started_s: float) -> dict[str, Any]:
-    """What an operator should know at the start; units are in the keys."""
-    description, device = booted.loaded.description, booted.config.device
+def serve_figures(booted: Booted | BootedCluster, url: str, started_s: float) -> dict[str, Any]:
+    """What an operator should know at the start; units are in the keys. Where there are several
+    workers, device, memory and KV are those of each.
+    """
+    description, device = booted.description, booted.config.device
     return {
         "url": url,
         "model": {
@@ -60,6 +63,7 @@ def serve_figures(booted: Booted, url: str, started_s: float) -> dict[str, Any]:
         },
         "memory": memory_figures(booted.ledger),
         "kv": kv_figures(booted.kv, booted.config.kv.dtype),
+        "num_workers": booted.config.cluster.workers,
         "started_s": round(started_s, 3),
     }
 
@@ -67,6 +71,9 @@ def serve_figures(booted: Booted, url: str, started_s: float) -> dict[str, Any]:
 def serve_facts(figures: dict[str, Any]) -> dict[str, dict[str, str]]:
     """`serve_figures` in words."""
     model, device = figures["model"], figures["device"]
+    workers = {}
+    if figures["num_workers"] > 1:
+        workers["workers"] = f"{figures['num_workers']} processes; what follows is of each"
     return {
         "model": {
             "name": model["name"],
@@ -74,9 +81,7 @@ def serve_facts(figures: dict[str, Any]) -> dict[str, dict[str, str]]:
             f" {model['weight_types']}",
             "longest": f"{model['max_model_len_tokens']} tokens, prompt and answer",
         },
-        "device": {
-            "backend": _device(device),
-        },
+        "device": workers | {"backend": _device(device)},
         "memory": memory_facts(figures["memory"]),
         "KV": kv_facts(figures["kv"]),
         "address": {

@@ -13,6 +13,7 @@ from headrace.cli.output import (
 )
 from headrace.cli.report import curl_line, drain_line, serve_facts, serve_figures
 from headrace.cli.settings import load_settings
+from headrace.cluster.boot import BootedCluster, boot_cluster
 from headrace.live.boot import Booted, boot
 from headrace.server.app import create_app
 from headrace.server.run import bind, run_server
@@ -26,11 +27,12 @@ def serve(model: str | None, flags: Any, *, as_json: bool) -> int:
     start_logging(config.telemetry.log_level)
     listener = bind(config.server.host, config.server.port)
     app = create_app(None, config.server, telemetry=config.telemetry)
-    booted: list[Booted] = []
+    booted: list[Booted | BootedCluster] = []
 
-    def load() -> Booted:
+    def load() -> Booted | BootedCluster:
+        start = boot if config.cluster.workers == 1 else boot_cluster
         with showing_progress() as report:
-            booted.append(boot(config, on_progress=_unless_stopped(report, app.state.service)))
+            booted.append(start(config, on_progress=_unless_stopped(report, app.state.service)))
         return booted[0]
 
     def tell(url: str) -> None:

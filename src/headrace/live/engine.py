@@ -46,6 +46,7 @@ from headrace.core.telemetry import Telemetry
 from headrace.live.event_log import LogHeader, Recorder
 from headrace.live.listeners import RETRY_AFTER_S, Listeners, Observer, Sink, refusals
 from headrace.live.messages import Call, Check, Close, Drain, Message, Submit, Turn
+from headrace.live.port import WorkerState
 
 _log = logging.getLogger(__name__)
 
@@ -114,7 +115,6 @@ class LiveEngine:
         return not (self._is_draining or self._is_closed or self._failure)
 
     def next_seq_ids(self, n: int) -> range:
-        """`n` sequence ids that nobody else gets."""
         with self._gate:
             first = self._next_seq_id
             self._next_seq_id += n
@@ -131,13 +131,16 @@ class LiveEngine:
         raise OverloadError("the engine is closed", retry_after_s=RETRY_AFTER_S)
 
     def cancel(self, seq_id: SeqId, reason: FinishReason = FinishReason.CANCELLED) -> None:
-        """End a sequence at the next step border. Idempotent; unknown ids are fine."""
+        """As Engine.cancel, at the next step border."""
         self._post(Cancel(seq_id, reason))
 
     def stats(self) -> EngineStats:
         """As of the last event."""
         with self._turn:
             return self._core.stats()
+
+    def workers(self) -> Sequence[WorkerState]:
+        return ()
 
     def telemetry(self, default_slo: Slo) -> Telemetry:
         return Telemetry(default_slo, self.cost)
@@ -150,9 +153,7 @@ class LiveEngine:
             self._listeners.observe(callback)
 
     def call_soon(self, callback: Callable[[Ns], None]) -> None:
-        """Call `callback(now)` on the engine thread, after the events of what the caller has
-        submitted and cancelled before. An engine that is closed drops it.
-        """
+        """As Engine.call_soon. An engine that is closed drops it."""
         self._post(Call(callback))
 
     def check(self) -> None:

@@ -1,6 +1,7 @@
 """Engine: what serves sequences, wherever they run. Everything that answers people stands on it."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from headrace.core.base.events import EngineEffect, EngineEvent
@@ -17,6 +18,17 @@ class Records(Protocol):
     def observe(
         self, now: Ns, event: EngineEvent, effects: Sequence[EngineEffect]
     ) -> list[RequestRecord]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerState:
+    """A process behind an engine, as last heard."""
+
+    name: str
+    is_ready: bool
+    pid: int | None  # None while it has no process
+    num_starts: int
+    stats: EngineStats | None  # None while it is not ready
 
 
 class Engine(Protocol):
@@ -42,6 +54,10 @@ class Engine(Protocol):
         ...
 
     def stats(self) -> EngineStats: ...
+
+    def workers(self) -> Sequence[WorkerState]:
+        """The processes behind it; none where it is in this one."""
+        ...
 
     def telemetry(self, default_slo: Slo) -> Records:
         """A fold for one observer; `default_slo` limits requests that state no limits."""

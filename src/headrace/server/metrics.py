@@ -36,7 +36,7 @@ from headrace.core.telemetry import (
 )
 from headrace.core.telemetry.record import ITL_BOUNDS_NS
 from headrace.core.telemetry.windows import WINDOWS_S
-from headrace.live.port import Engine, Records
+from headrace.live.port import Engine, Records, WorkerState
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 
@@ -285,12 +285,40 @@ class Metrics:
             ("computed_tokens", "rows of all steps", stats.num_computed_tokens),
             ("steps", "steps done", stats.num_steps),
             ("failed_steps", "steps that failed", stats.num_failed_steps),
+            ("migrations", "requests that outlived their worker", stats.num_migrations),
             ("preemptions", "sequences whose blocks were taken", stats.num_preemptions),
             ("recomputed_tokens", "tokens computed again", stats.num_recomputed_tokens),
             ("prefix_queried_tokens", "prompt tokens looked up", stats.num_queried_tokens),
             ("prefix_hit_tokens", "prompt tokens found", stats.num_hit_tokens),
         ):
             yield CounterMetricFamily(f"headrace_{name}", help, value)
+        if workers := self._engine.workers():
+            yield from _workers(workers)
+
+
+def _workers(workers: Sequence[WorkerState]) -> Iterable[Metric]:
+    """Of each process, where there are several."""
+    up = GaugeMetricFamily("headrace_worker_up", "whether it takes requests", labels=["worker"])
+    starts = CounterMetricFamily(
+        "headrace_worker_starts", "processes that were started for it", labels=["worker"]
+    )
+    states = {
+        name: GaugeMetricFamily(f"headrace_worker_{name}", help, labels=["worker"])
+        for name, help in (
+            ("running_seqs", "sequences that it computes"),
+            ("waiting_seqs", "sequences that wait there"),
+            ("kv_usage_ratio", "part of its KV blocks that sequences hold"),
+        )
+    }
+    for worker in workers:
+        up.add_metric([worker.name], worker.is_ready)
+        starts.add_metric([worker.name], worker.num_starts)
+        if (stats := worker.stats) is not None:
+            states["running_seqs"].add_metric([worker.name], stats.num_running)
+            states["waiting_seqs"].add_metric([worker.name], stats.num_waiting)
+            in_use = stats.num_pinned_blocks / stats.num_blocks if stats.num_blocks else 0.0
+            states["kv_usage_ratio"].add_metric([worker.name], in_use)
+    return (up, starts, *states.values())
 
 
 class _View(Collector):

@@ -149,6 +149,12 @@ class ClusterConfig:
     silence_timeout_s: float = setting(
         5.0, "silence after which a worker is taken for lost", low=1, high=3600
     )
+    restart_delay_s: float = setting(
+        0.5,
+        "wait before a worker that lived less than 10 s starts again; doubles each time, to 64 times",
+        low=0,
+        high=3600,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,6 +204,13 @@ class RouterConfig:
         high=1_000_000,
         flag="--router-output-tokens",
     )
+    prefill_weight: float = setting(
+        2.0,
+        "what a millisecond of own prefill counts beside one of queueing, as it delays others",
+        low=0,
+        high=1000,
+        flag="--router-prefill-weight",
+    )
     interference_weight: float = setting(
         1.0,
         "what a millisecond of slower decoding counts beside one of TTFT",
@@ -211,7 +224,7 @@ class RouterConfig:
         flag="--router-kv-link",
     )
     worker_queue_ms: float = setting(
-        2000.0,
+        5000.0,
         "predicted prefill at a worker beyond which requests wait in the router",
         low=0,
         high=1e9,

@@ -1,0 +1,118 @@
+"""From a configuration to a cluster on this machine that answers.
+
+The front end has the text and the workers have the weights.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from headrace.cluster.fleet import Fleet, Slot
+from headrace.cluster.front import ClusterEngine
+from headrace.cluster.process import LocalProcess, WorkerProcess
+from headrace.cluster.wire import Configure, Ready
+from headrace.core.config.ledger import ByteLedger, KvPlan
+from headrace.core.config.schema import Config
+from headrace.core.router.core import RouterCore
+from headrace.live.boot import Progress, identity_of, template_path
+from headrace.live.generate import TextEngine
+from headrace.models.hub import resolve_model
+from headrace.models.load import LoadedText, ModelDescription, load_text
+from headrace.models.text.template import ChatTemplate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BootedCluster:
+    """A model that answers from several processes."""
+
+    ready: list[Ready]  # what each worker serves with
+    text: LoadedText
+    engine: ClusterEngine
+    text_engine: TextEngine
+
+    @property
+    def name(self) -> str:
+        return self.config.model.name
+
+    @property
+    def config(self) -> Config:
+        """Nothing in it is open; every worker has the same."""
+        return self.ready[0].config
+
+    @property
+    def kv(self) -> KvPlan:
+        """Of each worker."""
+        return self.ready[0].kv
+
+    @property
+    def ledger(self) -> ByteLedger:
+        """Of each worker."""
+        return self.ready[0].kv.ledger
+
+    @property
+    def description(self) -> ModelDescription:
+        return self.ready[0].description
+
+    @property
+    def chat_template(self) -> ChatTemplate | None:
+        return self.text.chat_template
+
+    @property
+    def identity(self) -> str:
+        """Changes with everything that may change an answer's bytes, the program apart."""
+        return identity_of(self.ready[0].spec, self.config.device)
+
+    def close(self) -> None:
+        """End what runs and all processes. Idempotent."""
+        self.engine.close()
+        self.text.close()
+
+
+def boot_cluster(
+    config: Config,
+    *,
+    on_progress: Progress | None = None,
+    launch: Callable[[], WorkerProcess] = LocalProcess,
+) -> BootedCluster:
+    """Start `config.cluster.workers` workers, which share this machine, and wait until all are
+    ready. Raises ConfigError.
+    """
+
+    def fetched(done: int, total: int) -> None:
+        if on_progress is not None:
+            on_progress("fetch", done, total)
+
+    path = resolve_model(config.model.path, fetched)
+    config = replace(config, model=replace(config.model, path=str(path)))
+    engine = ClusterEngine(
+        config.cluster,
+        Fleet(config.cluster, lambda slot: _configure(config, slot), launch),
+        RouterCore(config.router),
+        on_progress=on_progress,
+    )
+    try:
+        # While the workers load, in processes of their own.
+        text = load_text(path, chat_template=template_path(config.model))
+        try:
+            ready = engine.wait_ready()
+        except BaseException:
+            text.close()
+            raise
+    except BaseException:
+        engine.close()
+        raise
+    spec = ready[0].spec
+    text_engine = TextEngine(
+        engine, text.tokenizer, max_model_len=spec.max_model_len, vocab_size=spec.vocab_size
+    )
+    return BootedCluster(ready=ready, text=text, engine=engine, text_engine=text_engine)
+
+
+def _configure(config: Config, slot: Slot) -> Configure:
+    """What a worker is told; each life has an event log of its own."""
+    telemetry = config.telemetry
+    if telemetry.event_log:
+        log = f"{telemetry.event_log}.{slot.name}.{slot.num_starts}"
+        telemetry = replace(telemetry, event_log=log)
+    return Configure(
+        config=replace(config, telemetry=telemetry), num_sharing=config.cluster.workers
+    )

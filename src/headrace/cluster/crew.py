@@ -1,0 +1,244 @@
+"""The workers as the front end meets them: their sockets and their words, which become events.
+
+Decides when a worker is lost; refuses to know what that means to a request. Belongs to one thread.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Final
+
+from headrace.cluster import wire
+from headrace.cluster.audit import Audit
+from headrace.cluster.fleet import Fleet, Slot
+from headrace.cluster.process import WorkerProcess
+from headrace.cluster.switchboard import Switchboard
+from headrace.core.base.errors import ConfigError, TransferError
+from headrace.core.base.types import Ns, SeqId, WorkerId
+from headrace.core.router.events import (
+    WorkerDown,
+    WorkerKv,
+    WorkerKvSnapshot,
+    WorkerStats,
+    WorkerUp,
+)
+from headrace.core.router.front import FrontEvent, WorkerSaid
+from headrace.core.telemetry import RequestRecord
+
+_log = logging.getLogger(__name__)
+
+Progress = Callable[[str, int, int], None]
+
+EXIT_TIMEOUT_S: Final = 10.0  # for workers to end by themselves
+LAST_BREATH_S: Final = 1.0  # from the end of what a process says to its own
+ENDED: Final = "its process has ended"
+
+
+class Crew:
+    """`handle` is called with what the workers' words mean to a FrontCore."""
+
+    def __init__(
+        self, fleet: Fleet, handle: Callable[[FrontEvent], None], on_progress: Progress | None
+    ) -> None:
+        self.fleet = fleet
+        self.switchboard = Switchboard()
+        # Until every worker has been ready once: what each of them serves with.
+        self.start: Future[list[wire.Ready]] = Future()
+        self._handle = handle
+        self._on_progress = on_progress
+        self._now = Ns(0)
+        self._to_lose: dict[str, str] = {}  # slots by name, and why
+        self._dying: list[WorkerProcess] = []  # that were killed
+        self._audits: dict[int, Audit] = {}
+        self._num_audits = 0
+        self._keeps_records = False  # whether somebody takes them
+        self._records: dict[SeqId, RequestRecord] = {}
+
+    @property
+    def is_hopeless(self) -> bool:
+        return self.fleet.is_hopeless
+
+    @property
+    def faults(self) -> str:
+        """Why each worker was lost, last."""
+        return "; ".join(f"{slot.name}: {slot.fault}" for slot in self.fleet if slot.fault)
+
+    def take_records(self) -> Callable[[SeqId], RequestRecord | None]:
+        """Gives a worker's own record of a sequence while its end is told."""
+        self._keeps_records = True
+
+        def take(seq_id: SeqId) -> RequestRecord | None:
+            return self._records.pop(seq_id, None)
+
+        return take
+
+    # ---- the loop
+
+    def listen(self, now: Ns, speaking: list[Slot]) -> None:
+        """Hear those that have said something."""
+        self._now = now
+        for slot in speaking:
+            if slot.process is None:
+                continue
+            try:
+                for message in slot.process.receive():
+                    self._hear(slot, message)
+            except EOFError:
+                self._to_lose.setdefault(slot.name, ENDED)
+            except TransferError as error:
+                self._to_lose.setdefault(slot.name, str(error))
+
+    def settle(self, *, is_starting: bool) -> None:
+        """Give up those that are lost, start those whose time has come, and follow them all."""
+        for slot in self.fleet.silent(self._now):
+            self._to_lose.setdefault(slot.name, "it has fallen silent")
+        while self._to_lose:
+            self._lose(*self._to_lose.popitem())
+        if is_starting:
+            try:
+                for slot in self.fleet.start_due(self._now):
+                    _log.info("worker %s is started", slot.name)
+            except OSError as error:
+                _log.error("a worker cannot be started: %s", error)
+        self.switchboard.follow(self.fleet)
+        self._dying = [process for process in self._dying if process.exit_status() is None]
+
+    def send(self, worker_id: WorkerId, message: wire.ToWorker) -> None:
+        """To a worker that may be lost by now, or turn out to be."""
+        slot = self.fleet.of_worker(worker_id)
+        if slot is not None:
+            self._send(slot, message)
+
+    def audit(self, audit: Audit) -> None:
+        """Have every worker that is ready check itself."""
+        audit_id = self._num_audits
+        self._num_audits += 1
+        self._audits[audit_id] = audit
+        for slot in self.fleet:
+            if slot.is_ready:
+                audit.waiting.add(slot.name)
+                self._send(slot, wire.Audit(audit_id))
+        self._end_audit(audit_id, "")
+
+    def end(self) -> None:
+        """Let all processes end, and see to it that they do."""
+        processes = [slot.process for slot in self.fleet if slot.process is not None]
+        for process in processes:
+            process.close()
+        deadline_s = time.monotonic() + EXIT_TIMEOUT_S
+        for process in processes:
+            if not process.wait(max(0.0, deadline_s - time.monotonic())):
+                process.kill()
+        for process in (*processes, *self._dying):
+            process.wait(LAST_BREATH_S)
+        self.switchboard.close()
+
+    # ---- words
+
+    def _hear(self, slot: Slot, message: wire.FromWorker) -> None:
+        stats = message.stats if isinstance(message, wire.Beat) else None
+        self.fleet.heard(slot, self._now, stats)
+        match message:
+            case wire.Loading(stage, done, total):
+                if self._on_progress is not None and slot.num_starts == 1:
+                    self._on_progress(stage, done, total)
+            case wire.Ready():
+                self._welcome(slot, message)
+            case wire.Unfit(text, hint):
+                if not self.start.done():
+                    self.start.set_exception(ConfigError(text, hint=hint))
+                self._to_lose.setdefault(slot.name, text)
+            case wire.Failed(reason):
+                self._to_lose.setdefault(slot.name, f"its engine has failed: {reason}")
+            case wire.Audited(audit_id, fault):
+                if fault and audit_id in self._audits:
+                    self._audits[audit_id].faults.append(f"{slot.name}: {fault}")
+                self._end_audit(audit_id, slot.name)
+            case _ if slot.worker_id is None:
+                pass  # it beats while it loads
+            case wire.Turn():
+                self._hear_turn(slot.worker_id, message)
+            case wire.Beat(stats, num_received):
+                if stats is not None:
+                    load = wire.load_of(stats)
+                    self._handle(WorkerStats(slot.worker_id, load, num_received))
+            case wire.Snapshot(kv_no, names):
+                self._handle(WorkerKvSnapshot(slot.worker_id, kv_no, names))
+
+    def _hear_turn(self, worker_id: WorkerId, turn: wire.Turn) -> None:
+        if self._keeps_records:
+            self._records = {record.seq_id: record for record in turn.records}
+        if turn.kv:
+            self._handle(WorkerKv(worker_id, turn.kv_no, turn.kv))
+        if turn.load is not None:
+            self._handle(WorkerStats(worker_id, turn.load, turn.num_received))
+        if turn.words:
+            self._handle(WorkerSaid(worker_id, turn.words))
+        self._records.clear()  # nobody asks for those of sequences that ended here before
+
+    def _welcome(self, slot: Slot, ready: wire.Ready) -> None:
+        other = next((one.ready for one in self.fleet if one.is_ready), None)
+        fault = ""
+        if ready.protocol != wire.PROTOCOL:
+            fault = f"it speaks protocol {ready.protocol}, not {wire.PROTOCOL}"
+        elif other is not None and other.kind != ready.kind:
+            fault = f"it serves {ready.kind}, the others {other.kind}"
+        if fault:
+            self._to_lose.setdefault(slot.name, fault)
+            return
+        scheduler = ready.config.scheduler
+        self._handle(
+            WorkerUp(
+                worker_id=self.fleet.is_up(slot, self._now, ready),
+                name=slot.name,
+                spec=ready.spec,
+                role=ready.role,
+                step_tokens=scheduler.step_tokens,
+                max_running_seqs=scheduler.max_running_seqs,
+                cost=ready.cost,
+                publishes_kv=ready.config.kv.prefix_cache,
+            )
+        )
+        _log.info("worker %s is ready", slot.name)
+        lives = [one.ready for one in self.fleet]
+        if not (None in lives or self.start.done()):
+            self.start.set_result([life for life in lives if life is not None])
+
+    # ---- sockets
+
+    def _send(self, slot: Slot, message: wire.ToWorker) -> None:
+        assert slot.process is not None
+        try:
+            slot.process.send(message)
+        except TransferError as error:
+            self._to_lose.setdefault(slot.name, str(error))
+
+    def _lose(self, name: str, reason: str) -> None:
+        slot = next(slot for slot in self.fleet if slot.name == name)
+        if slot.process is None:
+            return
+        if reason == ENDED and slot.process.wait(LAST_BREATH_S):
+            reason = f"{reason}, with {slot.process.exit_status()}"
+        worker_id = slot.worker_id
+        self._bury(slot.process)
+        self.fleet.lose(slot, self._now, reason)
+        _log.warning("worker %s is lost: %s", name, reason)
+        for audit_id in list(self._audits):
+            self._end_audit(audit_id, name)
+        if worker_id is not None:
+            self._handle(WorkerDown(worker_id, reason))
+
+    def _bury(self, process: WorkerProcess) -> None:
+        """It is about to be killed; its parent has to ask for its end some time."""
+        self._dying.append(process)
+
+    def _end_audit(self, audit_id: int, name: str) -> None:
+        """Nothing more will come from this worker; the audit ends with the last one."""
+        audit = self._audits.get(audit_id)
+        if audit is None:
+            return
+        audit.waiting.discard(name)
+        if not audit.waiting:
+            del self._audits[audit_id]
+            audit.end()

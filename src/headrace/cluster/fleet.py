@@ -1,0 +1,157 @@
+"""The supervisor: which worker processes run, and when one that was lost is started again.
+
+A worker that ends, falls silent or sends what is none of ours is lost: its process is killed, so
+that nobody hears of it again, and another one takes its place, at once after a long good life and
+later and later after each short one. Decides when a process is started or given up; refuses to know
+what it works on.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from headrace.cluster.process import WorkerProcess
+from headrace.cluster.wire import Configure, Ready
+from headrace.core.base.types import NS_PER_S, Ns, WorkerId
+from headrace.core.config.schema import ClusterConfig
+from headrace.core.engine.stats import EngineStats
+
+BEGINNING: Final = Ns(0)
+GOOD_LIFE_NS: Final = Ns(10 * NS_PER_S)  # ready for so long, its end is no sign of a fault
+START_TIMEOUT_S: Final = 60.0  # until a process says its first word
+MAX_DOUBLINGS: Final = 6  # of the wait before a start
+MAX_BAD_STARTS: Final = 5  # in a row, after which a worker that was never ready is given up
+
+# Counts since a worker's start, which add up over its lives; the others are its state.
+_COUNTS: Final = (
+    "num_preemptions",
+    "num_recomputed_tokens",
+    "num_queried_tokens",
+    "num_hit_tokens",
+    "num_steps",
+    "num_failed_steps",
+    "num_computed_tokens",
+)
+
+
+@dataclass(slots=True)
+class Slot:
+    """A worker through all its lives. Only the Fleet changes it."""
+
+    name: str
+    process: WorkerProcess | None = None
+    worker_id: WorkerId | None = None  # of this life, once it is ready
+    ready: Ready | None = None  # of its last life
+    stats: EngineStats | None = None  # as last heard
+    ready_ns: Ns = BEGINNING
+    heard_ns: Ns = BEGINNING
+    has_spoken: bool = False  # in this life
+    restart_ns: Ns = BEGINNING
+    num_starts: int = 0
+    num_short_lives: int = 0  # in a row
+    fault: str = ""  # why it was lost, last
+
+    @property
+    def is_ready(self) -> bool:
+        return self.worker_id is not None
+
+
+class Fleet:
+    """`launch` starts a process, `configure` says what it is told first. All times are of one
+    monotonic clock.
+    """
+
+    def __init__(
+        self,
+        config: ClusterConfig,
+        configure: Callable[[Slot], Configure],
+        launch: Callable[[], WorkerProcess],
+    ) -> None:
+        self._config = config
+        self._configure = configure
+        self._launch = launch
+        self._slots = [Slot(f"w{index}") for index in range(config.workers)]
+        self._next_worker_id = 0
+        self._past = dict.fromkeys(_COUNTS, 0)  # of lives that are over
+
+    def __iter__(self) -> Iterator[Slot]:
+        return iter(self._slots)
+
+    def of_worker(self, worker_id: WorkerId) -> Slot | None:
+        return next((slot for slot in self._slots if slot.worker_id == worker_id), None)
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether no worker is ready, and none will ever be."""
+        return all(
+            slot.ready is None and slot.num_short_lives >= MAX_BAD_STARTS for slot in self._slots
+        )
+
+    def start_due(self, now: Ns) -> list[Slot]:
+        """Start those whose time has come, and say which. OSError where a process cannot be had."""
+        due = [slot for slot in self._slots if slot.process is None and slot.restart_ns <= now]
+        for slot in due:
+            slot.process = self._launch()
+            slot.heard_ns, slot.has_spoken = now, False
+            slot.num_starts += 1
+            slot.process.send(self._configure(slot))
+        return due
+
+    def heard(self, slot: Slot, now: Ns, stats: EngineStats | None) -> None:
+        """It lives, and this is its state, if it is known."""
+        slot.heard_ns, slot.has_spoken = now, True
+        slot.stats = stats or slot.stats
+
+    def is_up(self, slot: Slot, now: Ns, ready: Ready) -> WorkerId:
+        """It is ready: the id of this life, which no other one has."""
+        slot.worker_id = WorkerId(self._next_worker_id)
+        self._next_worker_id += 1
+        slot.ready, slot.ready_ns, slot.heard_ns = ready, now, now
+        return slot.worker_id
+
+    def silent(self, now: Ns) -> list[Slot]:
+        """Those that have said nothing for too long."""
+        return [
+            slot
+            for slot in self._slots
+            if slot.process is not None and now > self._silent_from(slot)
+        ]
+
+    def lose(self, slot: Slot, now: Ns, reason: str) -> None:
+        """End this life, and plan the next."""
+        assert slot.process is not None
+        slot.process.kill()
+        if slot.is_ready and now - slot.ready_ns >= GOOD_LIFE_NS:
+            slot.num_short_lives = 0
+        delay_s = 0.0
+        if slot.num_short_lives or not slot.is_ready:
+            doublings = min(slot.num_short_lives, MAX_DOUBLINGS)
+            delay_s = self._config.restart_delay_s * 2**doublings
+        slot.num_short_lives += 1
+        slot.restart_ns = Ns(now + round(delay_s * NS_PER_S))
+        if slot.stats is not None:
+            for name in _COUNTS:
+                self._past[name] += getattr(slot.stats, name)
+        slot.process = slot.worker_id = slot.stats = None
+        slot.fault = reason
+
+    def next_ns(self) -> Ns | None:
+        """When there is something to do without a word from anybody; None = never."""
+        times = [
+            slot.restart_ns if slot.process is None else Ns(self._silent_from(slot) + 1)
+            for slot in self._slots
+        ]
+        return min(times, default=None)
+
+    def _silent_from(self, slot: Slot) -> Ns:
+        limit_s = self._config.silence_timeout_s if slot.has_spoken else START_TIMEOUT_S
+        return Ns(slot.heard_ns + round(limit_s * NS_PER_S))
+
+    def stats(self) -> EngineStats:
+        """Of all workers together, as last heard; counts go on through all their lives."""
+        sums = dict.fromkeys(EngineStats.__struct_fields__, 0) | self._past
+        for slot in self._slots:
+            if slot.stats is not None:
+                for name in sums:
+                    sums[name] += getattr(slot.stats, name)
+        return EngineStats(**sums)

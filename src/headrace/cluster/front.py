@@ -1,0 +1,310 @@
+"""ClusterEngine: drives a FrontCore under the real clock, over workers in processes of their own.
+
+It is to a server what a LiveEngine is: sequences come in, words come out. One thread owns the core
+and the crew; everything that happens reaches it through one inbox or through the workers' sockets.
+What it hears it tells at once, so sinks and observers must be quick.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from functools import partial
+from heapq import heappop, heappush
+from typing import Final
+
+import msgspec
+
+from headrace.cluster import wire
+from headrace.cluster.audit import Audit
+from headrace.cluster.crew import Crew, Progress
+from headrace.cluster.fleet import Fleet, Slot
+from headrace.cluster.telemetry import ClusterTelemetry
+from headrace.core.base.errors import ConfigError, InvariantError, OverloadError
+from headrace.core.base.events import Arrive, CallAt, Cancel, EngineEffect, Timer
+from headrace.core.base.request import FinishReason, SeqSpec, Slo
+from headrace.core.base.types import NS_PER_S, Ns, SeqId
+from headrace.core.config.schema import ClusterConfig
+from headrace.core.engine.stats import EngineStats
+from headrace.core.router.core import RouterCore
+from headrace.core.router.events import Resync
+from headrace.core.router.front import EndAll, Forward, FrontCore, FrontEvent
+from headrace.live.listeners import RETRY_AFTER_S, Listeners, Observer, Sink, refusals
+from headrace.live.messages import Call, Check, Close, Drain, Submit
+from headrace.live.port import WorkerState
+
+_log = logging.getLogger(__name__)
+
+LONGEST_WAIT_S: Final = 3600.0
+NOTHING: Final = Arrive(())  # stands for the event where a worker speaks
+
+_Message = Submit | Cancel | Call | Check | Drain | Close
+
+
+class ClusterEngine:
+    """A running cluster. It owns its workers' processes and ends them. All public methods may be
+    called from any thread.
+    """
+
+    def __init__(
+        self,
+        config: ClusterConfig,
+        fleet: Fleet,
+        router: RouterCore,
+        *,
+        on_progress: Progress | None = None,
+    ) -> None:
+        self._failure: str | None = None
+        self._next_seq_id = 0
+        # Over the next id, over who observes, and over the order of messages and the flags below.
+        self._gate = threading.Lock()
+        self._is_closed = self._is_draining = False
+        self._inbox: deque[_Message] = deque()
+        self._crew = Crew(fleet, self._handle, on_progress)
+        # Held by the engine thread while it works: over all that follows.
+        self._turn = threading.Lock()
+        self._now = Ns(0)
+        self._listeners = Listeners(self.cancel)
+        self._core = FrontCore(router, max_migrations=config.max_migrations)
+        self._timers: list[tuple[Ns, int]] = []
+        self._drains: list[Future[None]] = []
+        self._calls: list[Callable[[], None]] = []  # to be made outside the lock
+        self._is_refusing = False
+        self._is_ending = False
+        self._thread = threading.Thread(target=self._run, name="headrace-cluster", daemon=True)
+        self._thread.start()
+
+    # ---- any thread
+
+    def wait_ready(self, timeout_s: float | None = None) -> list[wire.Ready]:
+        """Until every worker has been ready once: what each of them serves with. ConfigError where
+        one cannot serve.
+        """
+        return self._crew.start.result(timeout_s)
+
+    @property
+    def failure(self) -> str | None:
+        """Why the engine has stopped for good; None while it works."""
+        return self._failure
+
+    @property
+    def is_accepting(self) -> bool:
+        return not (self._is_draining or self._is_closed or self._failure)
+
+    def next_seq_ids(self, n: int) -> range:
+        """`n` sequence ids that nobody else gets."""
+        with self._gate:
+            first = self._next_seq_id
+            self._next_seq_id += n
+        return range(first, first + n)
+
+    def submit(self, specs: Sequence[SeqSpec], sink: Sink) -> None:
+        """Let the sequences of one request arrive together; as LiveEngine.submit."""
+        with self._gate:
+            if not self._is_closed:
+                self._post(Submit(tuple(specs), sink))
+                return
+        raise OverloadError("the engine is closed", retry_after_s=RETRY_AFTER_S)
+
+    def cancel(self, seq_id: SeqId, reason: FinishReason = FinishReason.CANCELLED) -> None:
+        """End a sequence as soon as its worker can. Idempotent; unknown ids are fine."""
+        self._post(Cancel(seq_id, reason))
+
+    def stats(self) -> EngineStats:
+        """Of all workers together, as last heard; what waits for a worker included."""
+        with self._turn:
+            stats = self._crew.fleet.stats()
+            return msgspec.structs.replace(
+                stats,
+                num_waiting=stats.num_waiting + self._core.num_unrouted,
+                num_migrations=self._core.num_migrations,
+            )
+
+    def workers(self) -> list[WorkerState]:
+        with self._turn:
+            return [
+                WorkerState(
+                    slot.name,
+                    slot.is_ready,
+                    slot.process.pid if slot.process is not None else None,
+                    slot.num_starts,
+                    slot.stats,
+                )
+                for slot in self._crew.fleet
+            ]
+
+    def telemetry(self, default_slo: Slo) -> ClusterTelemetry:
+        """As Engine.telemetry, for one reader at most."""
+        return ClusterTelemetry(default_slo, self._crew.take_records())
+
+    def observe(self, callback: Observer) -> None:
+        """Call `callback(now, event, effects)` on the engine thread for each event, when all sinks
+        have heard. Words of workers come with an empty Arrive.
+        """
+        with self._gate:
+            self._listeners.observe(callback)
+
+    def call_soon(self, callback: Callable[[Ns], None]) -> None:
+        """As LiveEngine.call_soon."""
+        self._post(Call(callback))
+
+    def check(self) -> None:
+        """Check every law here and on every worker that is ready. Raises InvariantError."""
+        done: Future[None] = Future()
+        with self._gate:
+            if self._is_closed:
+                return
+            self._post(Check(done))
+        done.result()
+
+    def drain(self, timeout_s: float) -> bool:
+        """Refuse new sequences, wait until those that live have ended; False = some still live."""
+        done: Future[None] = Future()
+        with self._gate:
+            self._is_draining = True
+            if self._is_closed:
+                return True
+            self._post(Drain(done))
+        try:
+            done.result(timeout_s)
+        except TimeoutError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """End what lives, end the workers, join the thread. Idempotent."""
+        with self._gate:
+            if not self._is_closed:
+                self._is_closed = True
+                self._post(Close())
+        self._thread.join()
+
+    def _post(self, message: _Message) -> None:
+        self._inbox.append(message)
+        self._crew.switchboard.wake()
+
+    # ---- engine thread
+
+    def _run(self) -> None:
+        while not self._is_ending:
+            speaking = self._crew.switchboard.wait(self._timeout_s())
+            with self._turn:
+                try:
+                    self._work(speaking)
+                except Exception as error:
+                    _log.critical("the front end has failed", exc_info=error)
+                    self._fail(f"{type(error).__name__}: {error}")
+            self._call_all()
+        self._crew.end()
+
+    def _work(self, speaking: list[Slot]) -> None:
+        self._now = Ns(max(self._now + 1, time.monotonic_ns()))
+        self._crew.listen(self._now, speaking)
+        while self._inbox:
+            self._receive(self._inbox.popleft())
+        while self._timers and self._timers[0][0] <= self._now:
+            self._handle(Timer(heappop(self._timers)[1]))
+        self._crew.settle(is_starting=not (self._is_ending or self._failure))
+        if self._crew.is_hopeless:
+            self._fail(f"no worker can be started ({self._crew.faults})")
+        if not self._listeners.num_living:
+            self._calls += [partial(done.set_result, None) for done in self._drains]
+            self._drains.clear()
+
+    def _timeout_s(self) -> float:
+        if self._inbox:
+            return 0.0
+        times = (self._crew.fleet.next_ns(), self._timers[0][0] if self._timers else None)
+        due_ns = min((time for time in times if time is not None), default=None)
+        if due_ns is None:
+            return LONGEST_WAIT_S
+        return min(LONGEST_WAIT_S, max(0.0, (due_ns - time.monotonic_ns()) / NS_PER_S))
+
+    # ---- the core
+
+    def _handle(self, event: FrontEvent) -> None:
+        words: list[EngineEffect] = []
+        for effect in self._core.handle(self._now, event):
+            match effect:
+                case Forward(worker_id, Arrive(seqs)):
+                    self._crew.send(worker_id, wire.Submit(seqs, self._now))
+                case Forward(worker_id, Cancel() as cancel):
+                    self._crew.send(worker_id, cancel)
+                case Resync(worker_id):
+                    self._crew.send(worker_id, wire.SendSnapshot())
+                case CallAt(at_ns, timer_id):
+                    heappush(self._timers, (at_ns, timer_id))
+                case Forward():
+                    raise InvariantError("nothing that a worker takes", event=effect.event)
+                case _:
+                    words.append(effect)
+        if isinstance(event, Arrive):
+            self._listeners.tell(self._now, event, words)
+        elif words:
+            self._listeners.tell(self._now, NOTHING, words)
+
+    # ---- readers
+
+    def _receive(self, message: _Message) -> None:
+        match message:
+            case Submit(seqs, sink):
+                self._submit(seqs, sink)
+            case Cancel():
+                self._handle(message)
+            case Call(callback):
+                self._calls.append(partial(callback, self._now))
+            case Check(done):
+                self._check(done)
+            case Drain(done):
+                self._is_refusing = True
+                self._drains.append(done)
+            case Close():
+                self._is_refusing = self._is_ending = True
+                self._handle(EndAll(FinishReason.CANCELLED))
+
+    def _submit(self, seqs: tuple[SeqSpec, ...], sink: Sink) -> None:
+        self._listeners.add(seqs, sink)
+        if self._failure or self._is_refusing:
+            code, why = "draining", "the server is shutting down"
+            if self._failure:
+                code, why = "engine_failed", "the engine has failed"
+            event = Arrive(seqs)
+            self._listeners.tell(self._now, event, refusals(event, code, why))
+        else:
+            self._handle(Arrive(seqs))
+
+    def _check(self, done: Future[None]) -> None:
+        audit = Audit(done)
+        try:
+            if self._failure:
+                raise InvariantError(f"the engine has failed: {self._failure}")
+            self._core.check()
+            if self._core.num_living != self._listeners.num_living:
+                raise InvariantError("somebody waits for a sequence that does not live")
+        except InvariantError as error:
+            audit.faults.append(str(error))
+        self._crew.audit(audit)
+
+    def _call_all(self) -> None:
+        while self._calls:
+            call = self._calls.pop(0)
+            try:
+                call()
+            except Exception:
+                _log.exception("a call on the engine thread failed")
+
+    def _fail(self, reason: str) -> None:
+        """For good: everybody has an error, and nobody else comes in."""
+        if self._failure is not None:
+            return
+        self._failure = reason
+        if not self._crew.start.done():
+            self._crew.start.set_exception(ConfigError(reason))
+        text = f"the engine has failed: {reason}"
+        try:
+            self._handle(EndAll(FinishReason.ERROR, text))
+        except Exception:
+            _log.exception("what is under way is lost")
+            self._listeners.end_all(self._now, NOTHING, text)

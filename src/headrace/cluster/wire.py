@@ -1,0 +1,183 @@
+"""What a front end and its workers say to each other: typed, versioned, nothing else is read.
+
+Times on the wire are of the sender's monotonic clock, and mean something to the receiver only
+beside `sent_ns`: two machines' clocks have nothing in common but their pace.
+"""
+
+from typing import Final, TypeAlias, TypeVar
+
+import msgspec
+
+from headrace.core.base.errors import TransferError
+from headrace.core.base.events import (
+    Admitted,
+    BlockRemoved,
+    BlockStored,
+    Cancel,
+    Emit,
+    Finish,
+    Preempted,
+    Reject,
+)
+from headrace.core.base.plan import WorkerSpec
+from headrace.core.base.request import SeqSpec
+from headrace.core.base.types import Ns
+from headrace.core.base.worker import Role
+from headrace.core.config.ledger import KvPlan
+from headrace.core.config.schema import Config
+from headrace.core.cost.fitted import FittedCostModel
+from headrace.core.engine.stats import EngineStats
+from headrace.core.router.events import WorkerLoad
+from headrace.core.telemetry.record import RequestRecord
+from headrace.models.load import ModelDescription
+
+PROTOCOL: Final = 1
+TO_WORKER, FROM_WORKER = "to worker", "from worker"  # directions of frames
+
+# ---- to a worker
+
+
+class Configure(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """The first message. `num_sharing` workers share this machine's cores and memory."""
+
+    protocol: int = PROTOCOL
+    config: Config
+    num_sharing: int = 1
+
+
+class Submit(msgspec.Struct, frozen=True, tag=True):
+    """Sequences of one request, which arrive together."""
+
+    seqs: tuple[SeqSpec, ...]
+    sent_ns: Ns
+
+
+class SendSnapshot(msgspec.Struct, frozen=True, tag=True):
+    """Tell all that the prefix cache holds."""
+
+
+class Audit(msgspec.Struct, frozen=True, tag=True):
+    """Check every law of the engine, and say whether they hold."""
+
+    audit_id: int
+
+
+ToWorker: TypeAlias = Configure | Submit | Cancel | SendSnapshot | Audit
+
+# ---- from a worker
+
+
+class Loading(msgspec.Struct, frozen=True, tag=True):
+    stage: str
+    done: int
+    total: int
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """The model is loaded; requests may come. `config` has nothing open in it."""
+
+    protocol: int = PROTOCOL
+    pid: int
+    role: Role = Role.MIXED
+    spec: WorkerSpec
+    config: Config
+    kv: KvPlan
+    cost: FittedCostModel
+    description: ModelDescription
+
+    @property
+    def kind(self) -> str:
+        """What has to be alike wherever a request may run, for people."""
+        return (
+            f"model {self.spec.model_digest[:12]} with KV in {self.spec.kv_dtype},"
+            f" blocks of {self.spec.block_size} tokens, activations in"
+            f" {self.config.device.activations}"
+        )
+
+
+class Unfit(msgspec.Struct, frozen=True, tag=True):
+    """The worker cannot serve as it is configured, and trying again would not help."""
+
+    message: str
+    hint: str = ""
+
+
+Word: TypeAlias = Admitted | Emit | Preempted | Finish | Reject
+
+
+class Turn(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """What one event of the engine has to say. Changes of the cache are numbered from `kv_no` on;
+    `num_received` Submits had come when the load was counted.
+    """
+
+    words: tuple[Word, ...] = ()
+    records: tuple[RequestRecord, ...] = ()  # of the sequences that finish here
+    kv_no: int = 0
+    kv: tuple[BlockStored | BlockRemoved, ...] = ()
+    load: WorkerLoad | None = None  # some turns tell it, often enough
+    num_received: int = 0
+
+
+class Beat(msgspec.Struct, frozen=True, tag=True):
+    """The worker lives, whether or not there is something to do."""
+
+    stats: EngineStats | None = None  # None while it loads
+    num_received: int = 0
+
+
+class Snapshot(msgspec.Struct, frozen=True, tag=True):
+    """All blocks that are cached; the next change has the number `kv_no`."""
+
+    kv_no: int
+    names: tuple[bytes, ...]
+
+
+class Audited(msgspec.Struct, frozen=True, tag=True):
+    audit_id: int
+    fault: str  # empty = every law holds
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """The engine has stopped for good."""
+
+    reason: str
+
+
+FromWorker: TypeAlias = Loading | Ready | Unfit | Turn | Beat | Snapshot | Audited | Failed
+
+
+def load_of(stats: EngineStats) -> WorkerLoad:
+    """What a router wants to know of a worker's state."""
+    return WorkerLoad(
+        num_running=stats.num_running,
+        num_waiting=stats.num_waiting,
+        num_queued_prefill_tokens=stats.num_prefill_tokens,
+        num_kv_tokens=stats.num_kv_tokens,
+        num_free_blocks=stats.num_free_blocks,
+        num_cached_blocks=stats.num_cached_blocks,
+        num_pinned_blocks=stats.num_pinned_blocks,
+    )
+
+
+Message = TypeVar("Message")
+
+encode = msgspec.msgpack.Encoder().encode
+_to_worker: Final = msgspec.msgpack.Decoder(ToWorker)
+_from_worker: Final = msgspec.msgpack.Decoder(FromWorker)
+
+
+def decode_to_worker(payload: bytes) -> ToWorker:
+    """TransferError for anything else."""
+    return _decode(_to_worker, payload)
+
+
+def decode_from_worker(payload: bytes) -> FromWorker:
+    """TransferError for anything else."""
+    return _decode(_from_worker, payload)
+
+
+def _decode(decoder: "msgspec.msgpack.Decoder[Message]", payload: bytes) -> Message:
+    try:
+        return decoder.decode(payload)
+    except msgspec.DecodeError as error:
+        raise TransferError(f"a message that is none of ours: {error}") from error

@@ -1,0 +1,187 @@
+"""Requests under way: what their readers have heard, so that any worker can go on from there.
+
+Decides what a reader hears of a worker's words; refuses to choose a worker. Pure.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from headrace.core.base.events import Admitted, Emit, Finish, Preempted, Reject
+from headrace.core.base.request import FinishReason, SeqSpec
+from headrace.core.base.types import SeqId, WorkerId
+from headrace.core.router.events import RouteReject
+
+Word = Admitted | Emit | Preempted | Finish | Reject
+
+
+@dataclass(slots=True)
+class _Part:
+    """One sequence: what its reader has heard."""
+
+    spec: SeqSpec
+    output: list[int] = field(default_factory=list)
+    num_scores: int = 0  # log probabilities of prompt tokens
+    num_known_scores: int = 0  # that this worker will tell again
+    is_admitted: bool = False
+    num_cached_tokens: int | None = None  # at its first admission anywhere
+    ending: FinishReason | None = None  # cancelled; its worker has been told
+
+    @property
+    def has_told(self) -> bool:
+        """Whether its reader has a part of the answer, and so can no longer be refused."""
+        return bool(self.output or self.num_scores)
+
+
+class Flight:
+    """A request and its sequences that have not ended. It runs on at most one worker at a time."""
+
+    def __init__(self, request_id: int, specs: Sequence[SeqSpec]) -> None:
+        self.request_id = request_id
+        self.specs = tuple(specs)
+        self.worker_id: WorkerId | None = None  # None = it waits for one
+        self.excluded: tuple[WorkerId, ...] = ()  # that were lost with it
+        self.num_output_tokens = 0  # since it came to its worker
+        self._parts = {spec.seq_id: _Part(spec) for spec in specs}
+
+    def __contains__(self, seq_id: SeqId) -> bool:
+        """Whether this sequence is one of its own and has not ended."""
+        return seq_id in self._parts
+
+    def __iter__(self) -> Iterator[SeqId]:
+        return iter(list(self._parts))
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    @property
+    def is_over(self) -> bool:
+        return not self._parts
+
+    @property
+    def num_migrations(self) -> int:
+        return len(self.excluded)
+
+    def hear(self, word: Word) -> Word | None:
+        """The worker's word as the reader should hear it; None = it knows that already."""
+        part = self._parts.get(word.seq_id)
+        if part is None:
+            return None
+        match word:
+            case Admitted():
+                part.is_admitted = True
+                if part.num_cached_tokens is None:
+                    part.num_cached_tokens = word.num_cached_tokens
+            case Preempted():
+                part.is_admitted = False
+            case Emit():
+                return self._hear_tokens(part, word)
+            case Finish():
+                del self._parts[word.seq_id]
+                cached = part.num_cached_tokens
+                return word if cached is None else _with_cached(word, cached)
+            case Reject():
+                del self._parts[word.seq_id]
+                if part.has_told or part.ending:
+                    return self._finish(part, part.ending or FinishReason.ERROR, word.message)
+        return word
+
+    def cancel(self, seq_id: SeqId, reason: FinishReason) -> Finish | None:
+        """Its end at once where no worker has it; else the worker is to be told."""
+        part = self._parts[seq_id]
+        if self.worker_id is None:
+            del self._parts[seq_id]
+            return self._finish(part, reason)
+        part.ending = part.ending or reason
+        return None
+
+    def end(self, reason: FinishReason, error: str = "") -> list[Word]:
+        """The last words on all that have not ended."""
+        parts, self._parts = list(self._parts.values()), {}
+        return [self._finish(part, part.ending or reason, error) for part in parts]
+
+    def refuse(self, words: RouteReject) -> list[Word]:
+        """No worker takes it: an error to readers who have a part of their answer."""
+        parts, self._parts = list(self._parts.values()), {}
+        return [
+            self._finish(part, FinishReason.ERROR, words.message)
+            if part.has_told
+            else Reject(
+                part.spec.seq_id,
+                words.status_hint,
+                words.code,
+                words.message,
+                words.hint,
+                words.retry_after_s,
+            )
+            for part in parts
+        ]
+
+    def lose_worker(self, reason: str) -> list[Word]:
+        """Its worker is gone: what its readers hear of it. What was cancelled has its end."""
+        assert self.worker_id is not None
+        self.excluded += (self.worker_id,)
+        self.worker_id = None
+        words: list[Word] = []
+        for seq_id, part in list(self._parts.items()):
+            if part.is_admitted:
+                part.is_admitted = False
+                num_lost = len(part.spec.prompt_tokens) + len(part.output)
+                words.append(Preempted(seq_id, reason, num_lost))
+            if part.ending is not None:
+                del self._parts[seq_id]
+                words.append(self._finish(part, part.ending))
+            elif len(part.output) >= part.spec.params.max_tokens:
+                del self._parts[seq_id]
+                words.append(self._finish(part, FinishReason.LENGTH))
+        return words
+
+    def begin(self, worker_id: WorkerId) -> tuple[SeqSpec, ...]:
+        """It goes to this worker: the sequences with all that they have."""
+        self.worker_id = worker_id
+        self.num_output_tokens = 0
+        return tuple(self._resumed(part) for part in self._parts.values())
+
+    def known_tokens(self) -> tuple[int, ...]:
+        """Of the sequence that has the most."""
+        part = max(self._parts.values(), key=lambda part: len(part.output))
+        return (*part.spec.prompt_tokens, *part.output)
+
+    # ---- parts
+
+    def _hear_tokens(self, part: _Part, word: Emit) -> Emit | None:
+        part.output += word.tokens
+        self.num_output_tokens += len(word.tokens)
+        if not word.prompt_logprobs:
+            return word
+        num_known = min(part.num_known_scores, len(word.prompt_logprobs))
+        part.num_known_scores -= num_known
+        fresh = word.prompt_logprobs[num_known:]
+        part.num_scores += len(fresh)
+        if not (fresh or word.tokens):
+            return None
+        return msgspec.structs.replace(word, prompt_logprobs=fresh)
+
+    def _resumed(self, part: _Part) -> SeqSpec:
+        spec = part.spec
+        if not part.output:
+            part.num_known_scores = part.num_scores
+            return spec
+        params = msgspec.structs.replace(spec.params, prompt_logprobs=None)
+        return msgspec.structs.replace(spec, output_tokens=tuple(part.output), params=params)
+
+    def _finish(self, part: _Part, reason: FinishReason, error: str = "") -> Finish:
+        return Finish(
+            seq_id=part.spec.seq_id,
+            reason=reason,
+            num_prompt_tokens=len(part.spec.prompt_tokens),
+            num_output_tokens=len(part.output),
+            num_cached_tokens=part.num_cached_tokens or 0,
+            num_preemptions=self.num_migrations,
+            error=error,
+        )
+
+
+def _with_cached(word: Finish, num_cached_tokens: int) -> Finish:
+    return msgspec.structs.replace(word, num_cached_tokens=num_cached_tokens)

@@ -1,0 +1,295 @@
+"""FrontCore: the machine that makes one engine of many workers. Events in, effects out.
+
+What arrives and what comes of it looks as with an EngineCore; between the two, requests are
+forwarded to workers. It owns the requests' lives over all the workers that they may meet: a request
+whose worker is lost goes on elsewhere, from the last token that its reader has. Which worker is
+RouterCore's choice.
+"""
+
+from collections.abc import Sequence
+from typing import Final, TypeAlias, assert_never
+
+import msgspec
+
+from headrace.core.base.errors import InvariantError
+from headrace.core.base.events import (
+    Admitted,
+    Arrive,
+    CallAt,
+    Cancel,
+    Emit,
+    Finish,
+    Preempted,
+    Reject,
+    Timer,
+)
+from headrace.core.base.request import FinishReason, SeqSpec
+from headrace.core.base.types import Ns, SeqId, WorkerId
+from headrace.core.kv.names import BlockChain, root_name
+from headrace.core.router.core import RouterCore
+from headrace.core.router.decision import Decision
+from headrace.core.router.events import (
+    Dispatch,
+    Queued,
+    Resync,
+    RouteArrive,
+    RouteDone,
+    RouteFailed,
+    RouteProgress,
+    RouteReject,
+    RouteRequest,
+    RouterEvent,
+    RouteStarted,
+    WorkerDown,
+    WorkerDrain,
+    WorkerKv,
+    WorkerKvSnapshot,
+    WorkerStats,
+    WorkerUp,
+)
+from headrace.core.router.flight import Flight, Word
+
+PROGRESS_TOKENS: Final = 16  # output after which the router hears of it again
+
+
+class WorkerSaid(msgspec.Struct, frozen=True, tag=True):
+    """What one event of a worker's engine has to say to readers."""
+
+    worker_id: WorkerId
+    words: tuple[Word, ...]
+
+
+class EndAll(msgspec.Struct, frozen=True, tag=True):
+    """The last word to everybody, whatever the workers still do."""
+
+    reason: FinishReason
+    error: str = ""
+
+
+class Forward(msgspec.Struct, frozen=True, tag=True):
+    """For a worker's engine."""
+
+    worker_id: WorkerId
+    event: Arrive | Cancel
+
+
+FrontEvent: TypeAlias = (
+    Arrive
+    | Cancel
+    | EndAll
+    | WorkerUp
+    | WorkerSaid
+    | WorkerStats
+    | WorkerKv
+    | WorkerKvSnapshot
+    | WorkerDrain
+    | WorkerDown
+    | Timer
+)
+FrontEffect: TypeAlias = Admitted | Emit | Preempted | Finish | Reject | Forward | Resync | CallAt
+
+
+class FrontCore:
+    """`handle(now, event) -> effects`. An Arrive holds the sequences of one request.
+
+    A request may lose `max_migrations` workers; with the next one it ends with an error.
+    """
+
+    def __init__(self, router: RouterCore, *, max_migrations: int) -> None:
+        self._router = router
+        self._max_migrations = max_migrations
+        self._now = Ns(0)
+        self._flights: dict[int, Flight] = {}
+        self._flight_of: dict[SeqId, Flight] = {}
+        self._workers: dict[WorkerId, WorkerUp] = {}
+        self._next_request_id = 0
+        self.num_migrations = 0  # requests that went on elsewhere
+
+    # ---- queries
+
+    @property
+    def num_living(self) -> int:
+        return len(self._flight_of)
+
+    @property
+    def num_unrouted(self) -> int:
+        """Sequences that wait for a worker."""
+        return sum(len(flight) for flight in self._flights.values() if flight.worker_id is None)
+
+    def decision(self, request_id: int) -> Decision | None:
+        """Why a request went where it is, or was, last; None where that is forgotten."""
+        return self._router.decision(request_id)
+
+    def check(self) -> None:
+        """Raise InvariantError unless every sequence that lives is under way, once."""
+        self._router.check()
+        for flight in self._flights.values():
+            for seq_id in flight:
+                if self._flight_of.get(seq_id) is not flight:
+                    raise InvariantError("a request has lost a sequence", seq_id=seq_id)
+        num_seqs = sum(len(flight) for flight in self._flights.values())
+        if num_seqs != len(self._flight_of) or any(f.is_over for f in self._flights.values()):
+            raise InvariantError(
+                "sequences do not add up", of_requests=num_seqs, living=len(self._flight_of)
+            )
+
+    # ---- the machine
+
+    def handle(self, now: Ns, event: FrontEvent) -> list[FrontEffect]:
+        if now < self._now:
+            raise InvariantError("time went back", last=self._now, now=now)
+        self._now = now
+        effects: list[FrontEffect] = []
+        match event:
+            case Arrive(seqs):
+                self._arrive(seqs, effects)
+            case Cancel(seq_id, reason):
+                self._cancel(seq_id, reason, effects)
+            case EndAll(reason, error):
+                self._end_all(reason, error, effects)
+            case WorkerSaid(worker_id, words):
+                for word in words:
+                    self._hear(worker_id, word, effects)
+            case WorkerDown(worker_id, reason):
+                self._lose(event, effects)
+            case WorkerUp():
+                self._workers[event.worker_id] = event
+                self._route(event, effects)
+            case WorkerStats() | WorkerKv() | WorkerKvSnapshot() | WorkerDrain() | Timer():
+                self._route(event, effects)
+            case _:
+                assert_never(event)
+        return effects
+
+    # ---- readers
+
+    def _arrive(self, seqs: tuple[SeqSpec, ...], effects: list[FrontEffect]) -> None:
+        if not seqs:
+            return
+        flight = Flight(self._next_request_id, seqs)
+        self._next_request_id += 1
+        self._flights[flight.request_id] = flight
+        for spec in seqs:
+            if spec.seq_id in self._flight_of:
+                raise InvariantError("sequence id used twice", seq_id=spec.seq_id)
+            self._flight_of[spec.seq_id] = flight
+        self._route(RouteArrive(self._request(flight)), effects)
+
+    def _cancel(self, seq_id: SeqId, reason: FinishReason, effects: list[FrontEffect]) -> None:
+        flight = self._flight_of.get(seq_id)
+        if flight is None:
+            return
+        end = flight.cancel(seq_id, reason)
+        if end is not None:
+            self._say(flight, [end], effects)
+        elif flight.worker_id is not None:
+            effects.append(Forward(flight.worker_id, Cancel(seq_id, reason)))
+
+    def _end_all(self, reason: FinishReason, error: str, effects: list[FrontEffect]) -> None:
+        for flight in list(self._flights.values()):
+            if flight.worker_id is not None:
+                effects += [Forward(flight.worker_id, Cancel(seq_id)) for seq_id in flight]
+            self._say(flight, flight.end(reason, error), effects)
+
+    # ---- workers
+
+    def _hear(self, worker_id: WorkerId, word: Word, effects: list[FrontEffect]) -> None:
+        flight = self._flight_of.get(word.seq_id)
+        # A word about a sequence that has ended here, or is elsewhere, means nothing any more.
+        if flight is None or flight.worker_id != worker_id:
+            return
+        before = flight.num_output_tokens
+        said = flight.hear(word)
+        if said is None:
+            return
+        if isinstance(said, Emit):
+            effects.append(said)
+            self._follow(flight, before, effects)
+        else:
+            if isinstance(said, Finish) and said.reason is FinishReason.ERROR:
+                self._route(RouteFailed(flight.request_id, said.error), effects)
+            self._say(flight, [said], effects)
+
+    def _follow(self, flight: Flight, before: int, effects: list[FrontEffect]) -> None:
+        """Let the router know how far it is, now and then."""
+        after = flight.num_output_tokens
+        if not before and after:
+            self._route(RouteStarted(flight.request_id), effects)
+        if before // PROGRESS_TOKENS != after // PROGRESS_TOKENS:
+            self._route(RouteProgress(flight.request_id, after), effects)
+
+    def _lose(self, event: WorkerDown, effects: list[FrontEffect]) -> None:
+        """What ran there goes on elsewhere, as far as it may."""
+        worker = self._workers.pop(event.worker_id)
+        lost = [f for f in self._flights.values() if f.worker_id == event.worker_id]
+        self._route(event, effects)
+        for flight in lost:
+            words = flight.lose_worker(event.reason)
+            if flight.num_migrations > self._max_migrations:
+                error = f"worker {worker.name} was lost: {event.reason}"
+                if self._max_migrations:
+                    error += f" (the request has lost {flight.num_migrations} workers)"
+                words += flight.end(FinishReason.ERROR, error)
+            self._say(flight, words, effects)
+            if not flight.is_over:
+                self.num_migrations += 1
+                self._route(RouteArrive(self._request(flight)), effects)
+
+    # ---- routing
+
+    def _route(self, event: RouterEvent, effects: list[FrontEffect]) -> None:
+        for effect in self._router.handle(self._now, event):
+            match effect:
+                case Dispatch(request_id, worker_id):
+                    specs = self._flights[request_id].begin(worker_id)
+                    effects.append(Forward(worker_id, Arrive(specs)))
+                case RouteReject(request_id):
+                    flight = self._flights[request_id]
+                    self._say(flight, flight.refuse(effect), effects)
+                case Resync() | CallAt():
+                    effects.append(effect)
+                case Queued():
+                    pass
+                case _:
+                    assert_never(effect)
+
+    def _request(self, flight: Flight) -> RouteRequest:
+        """As the router sees it: what is known of it, and what is still to come."""
+        spec = flight.specs[0]
+        tokens = flight.known_tokens()
+        return RouteRequest(
+            request_id=flight.request_id,
+            block_names=self._names(spec, tokens),
+            num_tokens=len(tokens),
+            num_choices=len(flight),
+            max_tokens=len(spec.prompt_tokens) + spec.params.max_tokens - len(tokens),
+            priority=spec.priority,
+            slo=spec.slo,
+            tenant=spec.salt,
+            adapter=spec.adapter,
+            arrived_ns=spec.arrived_ns,
+            deadline_ns=spec.deadline_ns,
+            excluded=flight.excluded,
+            is_migration=flight.num_migrations > 0,
+        )
+
+    def _names(self, spec: SeqSpec, tokens: Sequence[int]) -> tuple[bytes, ...]:
+        """Of the full blocks, as any worker names them; they all serve the same model."""
+        worker = next(iter(self._workers.values()), None)
+        if worker is None:
+            return ()
+        of = worker.spec
+        root = root_name(of.model_digest, of.kv_dtype, of.block_size, spec.adapter, spec.salt)
+        chain = BlockChain(root, of.block_size)
+        chain.extend(tokens)
+        return tuple(chain.names)
+
+    # ---- words
+
+    def _say(self, flight: Flight, words: Sequence[Word], effects: list[FrontEffect]) -> None:
+        effects += words
+        for word in words:
+            if isinstance(word, Finish | Reject):
+                del self._flight_of[word.seq_id]
+        if flight.is_over and self._flights.pop(flight.request_id, None) is not None:
+            self._route(RouteDone(flight.request_id), effects)

@@ -1,0 +1,230 @@
+"""Real worker processes, real signals: whatever dies, readers have what they would have had."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+
+from headrace.cluster.boot import BootedCluster, boot_cluster
+from headrace.core.base.request import FinishReason
+from headrace.core.base.sampling import SamplingParams
+from headrace.core.config.schema import (
+    ClusterConfig,
+    Config,
+    DeviceConfig,
+    KvConfig,
+    ModelConfig,
+    RouterConfig,
+)
+from headrace.live.boot import boot
+from headrace.live.choice import ChoiceDelta
+from headrace.live.generate import GenerateRequest, TextEngine
+from support.http_server import running_server
+from support.tiny_model import BLOCK_BYTES, VOCAB, write_tiny_model
+
+pytest.importorskip("headrace.ops.native._native")
+pytestmark = pytest.mark.timeout(120)
+
+MAX_TOKENS = 400
+WAIT_S = 30.0
+
+
+def tiny_config(folder: Path, **cluster: object) -> Config:
+    return Config(
+        model=ModelConfig(path=str(write_tiny_model(folder / "tiny.gguf"))),
+        device=DeviceConfig(threads=1),
+        kv=KvConfig(memory_bytes=1024 * BLOCK_BYTES),
+        cluster=ClusterConfig(workers=2, restart_delay_s=0, **cluster),  # type: ignore[arg-type]
+        router=RouterConfig(policy="round_robin", breaker_failures=1000),
+    )
+
+
+def requests(num: int) -> list[GenerateRequest]:
+    return [
+        GenerateRequest(
+            request_id=f"r{index}",
+            prompt_tokens=[(7 * index + 3 * i) % VOCAB for i in range(20 + 3 * index)],
+            params=SamplingParams(
+                temperature=0.0 if index % 2 else 0.9,
+                seed=index,
+                frequency_penalty=0.3 if index % 3 == 0 else 0.0,
+                max_tokens=MAX_TOKENS,
+                ignore_eos=True,
+                logprobs=1,
+            ),
+        )
+        for index in range(num)
+    ]
+
+
+Answer = tuple[str, list[object], FinishReason]
+
+
+def answer_of(deltas: list[ChoiceDelta]) -> Answer:
+    assert deltas[-1].finish is not None
+    assert not deltas[-1].finish.error
+    return (
+        "".join(delta.text for delta in deltas),
+        [logprob for delta in deltas for logprob in delta.logprobs],
+        deltas[-1].finish.reason,
+    )
+
+
+def answers(
+    engine: TextEngine, asked: list[GenerateRequest], *, after_token: Callable[[int], None]
+) -> list[Answer]:
+    """All at once; `after_token` is told how many tokens have come."""
+    deltas: dict[int, list[ChoiceDelta]] = {index: [] for index in range(len(asked))}
+    num_tokens = 0
+    for index, delta in engine.stream_all(asked, max_open=len(asked)):
+        deltas[index].append(delta)
+        num_tokens += len(delta.token_ids)
+        after_token(num_tokens)
+    return [answer_of(one) for one in deltas.values()]
+
+
+def undisturbed(config: Config, asked: list[GenerateRequest]) -> list[Answer]:
+    booted = boot(replace(config, cluster=ClusterConfig()))
+    try:
+        return answers(booted.text_engine, asked, after_token=lambda num_tokens: None)
+    finally:
+        booted.close()
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
+    return tiny_config(tmp_path_factory.mktemp("model"), silence_timeout_s=1.0)
+
+
+@pytest.fixture(scope="module")
+def cluster(config: Config) -> Iterator[BootedCluster]:
+    booted = boot_cluster(config)
+    try:
+        yield booted
+    finally:
+        booted.close()
+
+
+def all_up(cluster: BootedCluster) -> bool:
+    return all(worker.is_ready for worker in cluster.engine.workers())
+
+
+def pids(cluster: BootedCluster) -> list[int]:
+    return [worker.pid for worker in cluster.engine.workers() if worker.pid is not None]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])
+def test_a_lost_worker_costs_nobody_a_token(
+    config: Config, cluster: BootedCluster, number: signal.Signals
+) -> None:
+    asked = requests(8)
+    wanted = undisturbed(config, asked)
+    wait_until(lambda: all_up(cluster))
+    victim = pids(cluster)[0]
+    before = cluster.engine.stats().num_migrations
+
+    def strike(num_tokens: int) -> None:
+        if num_tokens == 8 * 20:
+            os.kill(victim, number)
+
+    got = answers(cluster.text_engine, asked, after_token=strike)
+    assert got == wanted
+    assert cluster.engine.stats().num_migrations - before == 4
+    wait_until(lambda: all_up(cluster))
+    assert victim not in pids(cluster)
+    with pytest.raises(ProcessLookupError):
+        os.kill(victim, 0)
+    cluster.engine.check()
+    after = answers(cluster.text_engine, asked[:2], after_token=lambda num_tokens: None)
+    assert after == wanted[:2]
+
+
+def test_all_workers_die_and_requests_wait_for_the_next_ones(
+    config: Config, cluster: BootedCluster
+) -> None:
+    asked = requests(4)
+    wanted = undisturbed(config, asked)
+    wait_until(lambda: all_up(cluster))
+
+    def strike(num_tokens: int) -> None:
+        if num_tokens == 4 * 20:
+            for pid in pids(cluster):
+                os.kill(pid, signal.SIGKILL)
+
+    assert answers(cluster.text_engine, asked, after_token=strike) == wanted
+    wait_until(lambda: all_up(cluster))
+    cluster.engine.check()
+
+
+def test_choices_of_one_request_move_together(cluster: BootedCluster, config: Config) -> None:
+    asked = [replace(requests(1)[0], n=3)]
+    booted = boot(replace(config, cluster=ClusterConfig()))
+    try:
+        wanted = list(booted.text_engine.stream_sync(asked[0]))
+    finally:
+        booted.close()
+    wait_until(lambda: all_up(cluster))
+    got = []
+    for delta in cluster.text_engine.stream_sync(asked[0]):
+        got.append(delta)
+        if len(got) == 100:
+            for pid in pids(cluster):
+                os.kill(pid, signal.SIGKILL)
+    for index in range(3):
+        mine, theirs = ([d for d in deltas if d.index == index] for deltas in (got, wanted))
+        assert answer_of(mine) == answer_of(theirs)
+
+
+def test_cancelled_requests_end_with_their_worker(cluster: BootedCluster) -> None:
+    wait_until(lambda: all_up(cluster))
+    streams = [cluster.text_engine.stream_sync(request) for request in requests(6)]
+    for stream in streams:
+        next(stream)
+    victim = threading.Thread(target=os.kill, args=(pids(cluster)[1], signal.SIGKILL))
+    victim.start()
+    for stream in streams:
+        stream.close()
+    victim.join()
+    wait_until(lambda: cluster.engine.stats().num_running == 0)
+    cluster.engine.check()
+
+
+def test_without_migration_a_stream_ends_with_an_error_at_once(tmp_path: Path) -> None:
+    cluster = boot_cluster(tiny_config(tmp_path, max_migrations=0))
+    try:
+        with running_server(cluster) as server:
+            body = {"prompt": "once", "max_tokens": MAX_TOKENS, "stream": True, "ignore_eos": True}
+            with httpx.stream("POST", f"{server.url}/v1/completions", json=body) as response:
+                lines = response.iter_lines()
+                next(lines)
+                for pid in pids(cluster):
+                    os.kill(pid, signal.SIGKILL)
+                struck = time.monotonic()
+                rest = list(lines)
+            assert time.monotonic() - struck < 1.0
+            assert '"code":"engine_error"' in "".join(rest)
+            text = httpx.get(f"{server.url}/metrics").text
+            assert 'headrace_finished_seqs_total{finished_reason="error"} 1.0' in text
+            assert "headrace_migrations_total 0.0" in text
+            wait_until(lambda: all_up(cluster))
+            text = httpx.get(f"{server.url}/metrics").text
+            assert 'headrace_worker_starts_total{worker="w0"} 2.0' in text
+            del body["stream"]
+            response = httpx.post(f"{server.url}/v1/completions", json=body)
+            assert response.status_code == 200
+            server.service.metrics.check()
+    finally:
+        cluster.close()

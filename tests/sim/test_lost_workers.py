@@ -1,0 +1,126 @@
+"""Whatever dies, and whenever: no request is lost, and no token differs."""
+
+from functools import cache
+from random import Random
+
+import pytest
+
+from headrace.core.base.events import Finish, Reject
+from headrace.core.base.request import FinishReason, SeqSpec
+from headrace.core.base.sampling import SamplingParams
+from headrace.core.base.types import SeqId
+from support.cluster_world import VOCAB, ClusterWorld, alone
+
+NUM_REQUESTS = 12
+
+
+@cache
+def requests(seed: int) -> tuple[tuple[SeqSpec, ...], ...]:
+    """Prompts that share beginnings, some with several choices, some with scores."""
+    rng = Random(seed)
+    stem = [rng.randrange(VOCAB) for _ in range(100)]
+    made, next_seq_id = [], 0
+    for index in range(NUM_REQUESTS):
+        own = [rng.randrange(VOCAB) for _ in range(rng.randrange(1, 40))]
+        prompt = tuple(stem[: rng.randrange(100)] + own)
+        max_tokens = rng.randrange(1, 60)
+        seqs = []
+        for choice in range(rng.choice((1, 1, 1, 3))):
+            params = SamplingParams(
+                seed=index,
+                choice=choice,
+                max_tokens=max_tokens,
+                presence_penalty=0.5 if index % 3 == 0 else 0.0,
+                prompt_logprobs=0 if index % 4 == 0 else None,
+            )
+            seqs.append(
+                SeqSpec(
+                    seq_id=SeqId(next_seq_id),
+                    request_id=f"r{index}",
+                    prompt_tokens=prompt,
+                    params=params,
+                )
+            )
+            next_seq_id += 1
+        made.append(tuple(seqs))
+    return tuple(made)
+
+
+def disturbed(seed: int, **settings: object) -> ClusterWorld:
+    """A world in which workers die at any moment, and new ones come."""
+    rng = Random(seed)
+    world = ClusterWorld(seed, **settings)  # type: ignore[arg-type]
+    waiting = list(requests(seed % 10))
+    while waiting or world.living:
+        if waiting and rng.random() < 0.05:
+            world.submit(waiting.pop(0))
+        if rng.random() < 0.01 and world.workers:
+            world.lose_worker(rng.choice(world.workers))
+        if not world.workers or (len(world.workers) < 3 and rng.random() < 0.03):
+            world.add_worker()
+        if rng.random() < 0.002 and world.living:
+            world.cancel(rng.choice(list(world.living)))
+        world.advance()
+    world.run()
+    return world
+
+
+def check_outputs(world: ClusterWorld, seed: int) -> None:
+    for spec in (spec for seqs in requests(seed % 10) for spec in seqs):
+        tokens, scores = alone(spec)
+        end = world.ends[spec.seq_id]
+        got = world.outputs.get(spec.seq_id, [])
+        if isinstance(end, Reject):
+            assert end.status_hint in (429, 503)
+            continue
+        if spec.seq_id in world.is_cancelled:
+            assert got == tokens[: len(got)]
+            continue
+        assert end.reason is FinishReason.LENGTH, end
+        assert got == tokens
+        assert world.scores.get(spec.seq_id, []) == scores
+
+
+@pytest.mark.parametrize("seed", range(9))
+def test_lost_workers_cost_no_token(seed: int) -> None:
+    world = disturbed(seed, policy=("kv", "round_robin", "least_loaded")[seed % 3])
+    check_outputs(world, seed)
+
+
+def test_the_worlds_of_these_tests_lose_workers_and_requests_go_on() -> None:
+    worlds = [disturbed(seed) for seed in range(5)]
+    assert sum(world.num_lost_workers for world in worlds) > 20
+    assert sum(world.front.num_migrations for world in worlds) > 20
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_thousand_seeds() -> None:
+    for seed in range(1000):
+        check_outputs(disturbed(seed), seed)
+
+
+def test_a_request_that_has_lost_too_many_workers_ends_with_an_error() -> None:
+    ((spec, *_), *_) = requests(0)
+    spec = SeqSpec(
+        seq_id=SeqId(0),
+        request_id="r",
+        prompt_tokens=spec.prompt_tokens,
+        params=SamplingParams(max_tokens=100),
+    )
+    world = ClusterWorld(0, num_workers=1, max_migrations=1)
+    world.submit((spec,))
+    while not world.outputs.get(spec.seq_id):
+        world.advance()
+    world.lose_worker(world.workers[0])
+    assert spec.seq_id in world.living
+    world.add_worker()
+    had = len(world.outputs[spec.seq_id])
+    while len(world.outputs[spec.seq_id]) < had + 3:
+        world.advance()
+    world.lose_worker(world.workers[0])
+    end = world.ends[spec.seq_id]
+    assert isinstance(end, Finish)
+    assert end.reason is FinishReason.ERROR
+    assert end.error == "worker w1 was lost: killed (the request has lost 2 workers)"
+    assert end.num_output_tokens == len(world.outputs[spec.seq_id])

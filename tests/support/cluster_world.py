@@ -1,0 +1,254 @@
+"""A FrontCore over real EngineCores, with everything between them in the hands of a seed: messages
+are late, steps end in any order, workers die and come back.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from functools import cache
+from random import Random
+
+from headrace.adapters.executors.sim import FakeSteps
+from headrace.core.base.events import (
+    Admitted,
+    Arrive,
+    CallAt,
+    Cancel,
+    Emit,
+    EngineEffect,
+    EngineEvent,
+    Finish,
+    KvChanged,
+    Preempted,
+    Reject,
+    StartStep,
+    StepDone,
+    StepFailed,
+    Timer,
+)
+from headrace.core.base.plan import StepPlan, TokenLogprob, WorkerSpec
+from headrace.core.base.request import SeqSpec
+from headrace.core.base.types import Ns, SeqId, WorkerId
+from headrace.core.config.schema import RouterConfig, SchedulerConfig, WorkerConfig
+from headrace.core.cost.fitted import FittedCostModel
+from headrace.core.engine.build import build_worker
+from headrace.core.router.core import RouterCore
+from headrace.core.router.events import (
+    Resync,
+    WorkerDown,
+    WorkerKv,
+    WorkerKvSnapshot,
+    WorkerUp,
+)
+from headrace.core.router.front import Forward, FrontCore, FrontEvent, WorkerSaid
+from support.fake_device import LinearCost
+
+VOCAB = 50
+
+
+@dataclass
+class Worker:
+    """A worker and its line to the front end, which has an order and delays everything."""
+
+    worker_id: WorkerId
+    spec: WorkerSpec
+    steps: FakeSteps
+    config: WorkerConfig
+    to_worker: deque[EngineEvent | Resync] = field(default_factory=deque)
+    to_front: deque[FrontEvent] = field(default_factory=deque)
+    plans: deque[StepPlan] = field(default_factory=deque)
+    timers: list[int] = field(default_factory=list)
+    cached: dict[bytes, None] = field(default_factory=dict)
+    kv_no: int = 0
+
+    def __post_init__(self) -> None:
+        self.core = build_worker(self.config, self.spec, LinearCost())
+
+    def handle(self, now: Ns, event: EngineEvent) -> None:
+        words = []
+        for effect in self.core.handle(now, event):
+            match effect:
+                case StartStep(plan):
+                    self.plans.append(plan)
+                case KvChanged(changes):
+                    self.to_front.append(WorkerKv(self.worker_id, self.kv_no, changes))
+                    self.kv_no += len(changes)
+                    for change in changes:
+                        if type(change).__name__ == "BlockStored":
+                            self.cached[change.name] = None
+                        else:
+                            del self.cached[change.name]
+                case Admitted() | Emit() | Preempted() | Finish() | Reject():
+                    words.append(effect)
+                case _:
+                    pass
+        if words:
+            self.to_front.append(WorkerSaid(self.worker_id, tuple(words)))
+
+
+class ClusterWorld:
+    def __init__(
+        self,
+        seed: int,
+        *,
+        num_workers: int = 3,
+        num_blocks: int = 24,
+        max_migrations: int = 100,
+        failure_rate: float = 0.0,
+        policy: str = "kv",
+    ) -> None:
+        self.rng = Random(seed)
+        self.now = Ns(0)
+        self.front = FrontCore(
+            RouterCore(RouterConfig(policy=policy, seed=seed)), max_migrations=max_migrations
+        )
+        self.workers: list[Worker] = []
+        self.outputs: dict[SeqId, list[int]] = {}
+        self.scores: dict[SeqId, list[TokenLogprob]] = {}
+        self.ends: dict[SeqId, Finish | Reject] = {}
+        self.living: dict[SeqId, SeqSpec] = {}
+        self.is_cancelled: set[SeqId] = set()
+        self.num_lost_workers = 0
+        self._timers: list[tuple[Ns, int]] = []
+        self._num_blocks = num_blocks
+        self._failure_rate = failure_rate
+        self._next_worker_id = 0
+        for _ in range(num_workers):
+            self.add_worker()
+
+    # ---- what happens
+
+    def add_worker(self) -> None:
+        worker_id = WorkerId(self._next_worker_id)
+        self._next_worker_id += 1
+        spec = WorkerSpec(
+            model_digest="00" * 32,
+            kv_dtype="bf16",
+            block_size=16,
+            num_blocks=self._num_blocks,
+            max_model_len=256,
+            vocab_size=VOCAB,
+        )
+        config = WorkerConfig(
+            scheduler=SchedulerConfig(step_tokens=64, admission="optimistic", overlap="on")
+        )
+        steps = FakeSteps(LinearCost(), VOCAB, failure_rate=self._failure_rate)
+        self.workers.append(Worker(worker_id, spec, steps, config))
+        self.handle(
+            WorkerUp(
+                worker_id=worker_id,
+                name=f"w{worker_id}",
+                spec=spec,
+                step_tokens=64,
+                cost=FittedCostModel.prior(),
+            )
+        )
+
+    def lose_worker(self, worker: Worker) -> None:
+        """What it has said and nobody has heard is lost with it."""
+        self.workers.remove(worker)
+        self.num_lost_workers += 1
+        self.handle(WorkerDown(worker.worker_id, "killed"))
+
+    def submit(self, seqs: tuple[SeqSpec, ...]) -> None:
+        self.living.update((spec.seq_id, spec) for spec in seqs)
+        self.handle(Arrive(seqs))
+
+    def cancel(self, seq_id: SeqId) -> None:
+        self.is_cancelled.add(seq_id)
+        self.handle(Cancel(seq_id))
+
+    def advance(self) -> bool:
+        """One thing somewhere goes on; False where nothing is left to."""
+        actions = []
+        for worker in self.workers:
+            if worker.to_worker:
+                actions.append((self._deliver, worker))
+            if worker.to_front:
+                actions.append((self._hear, worker))
+            if worker.plans:
+                actions.append((self._end_step, worker))
+        if actions:
+            act, worker = self.rng.choice(actions)
+            act(worker)
+            return True
+        if self._timers:
+            at_ns, timer_id = min(self._timers)
+            self._timers.remove((at_ns, timer_id))
+            self.now = Ns(max(self.now, at_ns))
+            self.handle(Timer(timer_id))
+            return True
+        return False
+
+    def run(self) -> None:
+        """To the end of everything."""
+        for _ in range(200_000):
+            if not self.living or not self.advance():
+                break
+        assert not self.living, f"{len(self.living)} sequences never end"
+        while any(w.to_worker or w.to_front or w.plans for w in self.workers):
+            self.advance()
+        self.front.check()
+        for worker in self.workers:
+            assert worker.core.is_idle
+
+    def _tick(self) -> Ns:
+        self.now = Ns(self.now + self.rng.randrange(1, 2_000_000))
+        return self.now
+
+    def _deliver(self, worker: Worker) -> None:
+        message = worker.to_worker.popleft()
+        if isinstance(message, Resync):
+            names = tuple(worker.cached)
+            worker.to_front.append(WorkerKvSnapshot(worker.worker_id, worker.kv_no, names))
+        else:
+            worker.handle(self._tick(), message)
+
+    def _hear(self, worker: Worker) -> None:
+        self.handle(worker.to_front.popleft())
+
+    def _end_step(self, worker: Worker) -> None:
+        outcome, _ = worker.steps.outcome(worker.plans.popleft())
+        assert isinstance(outcome, StepDone | StepFailed)
+        worker.handle(self._tick(), outcome)
+
+    def handle(self, event: FrontEvent) -> None:
+        for effect in self.front.handle(self._tick(), event):
+            match effect:
+                case Forward(worker_id, forwarded):
+                    self._worker(worker_id).to_worker.append(forwarded)
+                case Resync(worker_id):
+                    self._worker(worker_id).to_worker.append(effect)
+                case CallAt(at_ns, timer_id):
+                    self._timers.append((at_ns, timer_id))
+                case _:
+                    self._read(effect)
+        if self.rng.random() < 0.1:
+            self.front.check()
+
+    def _worker(self, worker_id: WorkerId) -> Worker:
+        return next(worker for worker in self.workers if worker.worker_id == worker_id)
+
+    def _read(self, word: EngineEffect) -> None:
+        match word:
+            case Emit(seq_id, tokens, _, prompt_logprobs):
+                assert seq_id in self.living
+                self.outputs.setdefault(seq_id, []).extend(tokens)
+                self.scores.setdefault(seq_id, []).extend(prompt_logprobs)
+            case Finish(seq_id):
+                del self.living[seq_id]
+                self.ends[seq_id] = word
+                assert word.num_output_tokens == len(self.outputs.get(seq_id, ()))
+            case Reject(seq_id):
+                del self.living[seq_id]
+                self.ends[seq_id] = word
+            case _:
+                pass
+
+
+@cache
+def alone(spec: SeqSpec) -> tuple[list[int], list[TokenLogprob]]:
+    """What a sequence gets on a worker of its own that nobody disturbs."""
+    world = ClusterWorld(0, num_workers=1, num_blocks=64)
+    world.submit((spec,))
+    world.run()
+    return world.outputs.get(spec.seq_id, []), world.scores.get(spec.seq_id, [])

@@ -1,0 +1,55 @@
+"""Messages mean what they meant, and nothing else is taken for one."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.cluster.wire import (
+    Configure,
+    Loading,
+    Snapshot,
+    Submit,
+    decode_from_worker,
+    decode_to_worker,
+    encode,
+)
+from headrace.core.base.errors import TransferError
+from headrace.core.base.request import SeqSpec
+from headrace.core.base.sampling import SamplingParams
+from headrace.core.base.types import Ns, SeqId
+from headrace.core.config.schema import ClusterConfig, Config
+
+
+def test_a_configuration_and_a_request_survive_the_way() -> None:
+    for message in (
+        Configure(config=Config(cluster=ClusterConfig(workers=3)), num_sharing=3),
+        Submit(
+            (
+                SeqSpec(
+                    seq_id=SeqId(7),
+                    request_id="é",
+                    prompt_tokens=(1, 2),
+                    output_tokens=(3,),
+                    params=SamplingParams(logit_bias=((5, -1.5),)),
+                ),
+            ),
+            Ns(5),
+        ),
+    ):
+        assert decode_to_worker(encode(message)) == message
+    assert decode_from_worker(encode(Snapshot(3, (b"\0\xff",)))) == Snapshot(3, (b"\0\xff",))
+
+
+@given(st.binary(max_size=200))
+def test_bytes_are_no_message(data: bytes) -> None:
+    for decode in (decode_to_worker, decode_from_worker):
+        with pytest.raises(TransferError):
+            decode(data)
+
+
+def test_one_side_does_not_speak_as_the_other() -> None:
+    with pytest.raises(TransferError):
+        decode_to_worker(encode(Loading("load", 1, 2)))
+    with pytest.raises(TransferError, match="none of ours"):
+        decode_from_worker(msgspec.msgpack.encode({"type": "Turn", "words": "many"}))
