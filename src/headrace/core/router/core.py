@@ -11,6 +11,7 @@ from headrace.core.base.errors import InvariantError
 from headrace.core.base.events import CallAt, Timer
 from headrace.core.base.types import NS_PER_MS, NS_PER_S, Ns
 from headrace.core.config.schema import RouterConfig
+from headrace.core.router.caches import Caches
 from headrace.core.router.decision import Decision
 from headrace.core.router.events import (
     Dispatch,
@@ -32,9 +33,8 @@ from headrace.core.router.events import (
     WorkerStats,
     WorkerUp,
 )
-from headrace.core.router.explain import DecisionLog, explain
+from headrace.core.router.explain import Choice, DecisionLog, explain
 from headrace.core.router.fleet import Fleet, Survey
-from headrace.core.router.index import PrefixIndex
 from headrace.core.router.policies import Chooser
 from headrace.core.router.predict import Predictor
 from headrace.core.router.pricing import Pricing
@@ -43,7 +43,7 @@ from headrace.core.router.stats import RouterStats
 from headrace.core.router.waiting import Waiting, WaitingRoom
 from headrace.core.router.worker import Booking, Worker
 
-# A head that fits nowhere is overtaken for that long at most.
+# A request that fits nowhere is overtaken for that long at most.
 OVERTAKE_NS = Ns(2 * NS_PER_S)
 # Timers carry the id of the request whose deadline they are about, or one of these.
 PROBE_TIMER = -1  # a breaker lets a probe through
@@ -56,14 +56,16 @@ class RouterCore:
     def __init__(self, config: RouterConfig) -> None:
         self.config = config
         self._fleet = Fleet(config)
-        self._index = PrefixIndex(Ns(round(config.index_ttl_s * NS_PER_S)))
+        self._caches = Caches(config, self._fleet)
         self._chooser = Chooser(config.seed)
         self._room = WaitingRoom()
         self._bookings: dict[int, Booking] = {}
         self._decisions = DecisionLog(config.kept_decisions)
         self._prior = Predictor(None, step_tokens=512, block_size=16, block_bytes=0)
-        self._num_dispatched = self._num_rejected = self._num_resyncs = 0
+        self._num_dispatched = self._num_rejected = 0
         self._num_queried_blocks = self._num_hit_blocks = 0
+        # Workers that may have got room by this event, in order.
+        self._freed: dict[Worker, None] = {}
         self._now = Ns(0)
 
     # ---- queries
@@ -79,10 +81,10 @@ class RouterCore:
             num_unsynced_workers=sum(not worker.feed.is_whole for worker in self._fleet),
             num_waiting=len(self._room),
             num_in_flight=len(self._bookings),
-            num_replicas=self._index.num_replicas,
+            num_replicas=self._caches.index.num_replicas,
             num_dispatched=self._num_dispatched,
             num_rejected=self._num_rejected,
-            num_resyncs=self._num_resyncs,
+            num_resyncs=self._caches.num_resyncs,
             num_queried_blocks=self._num_queried_blocks,
             num_hit_blocks=self._num_hit_blocks,
         )
@@ -97,7 +99,8 @@ class RouterCore:
             raise InvariantError("requests wait and run", request_ids=both)
         for worker in self._fleet:
             worker.check()
-        self._index.check()
+        self._room.check()
+        self._caches.index.check()
 
     # ---- the machine
 
@@ -121,7 +124,8 @@ class RouterCore:
             case Timer(timer_id):
                 self._timer(now, timer_id, effects)
             case WorkerUp():
-                self._fleet.add(now, event, self._index.open_slot())
+                self._fleet.add(now, event, self._caches.index.open_slot())
+                self._look_again()
             case WorkerDown(worker_id, _, is_failure):
                 if (worker := self._fleet.find(worker_id)) is not None:
                     self._down(now, worker, is_failure, effects)
@@ -129,9 +133,11 @@ class RouterCore:
                 self._heard(now, event, effects)
             case _:
                 assert_never(event)
-        self._index.tend(now)
-        if len(self._room) and self._may_have_made_room(now, event):
-            self._serve_waiting(now, effects)
+        self._caches.index.tend(now)
+        if len(self._room):
+            for worker in self._freed:
+                self._serve(now, worker, effects)
+        self._freed.clear()
         return effects
 
     # ---- requests
@@ -141,6 +147,7 @@ class RouterCore:
         if request.deadline_ns is not None and request.deadline_ns <= now:
             self._reject(too_late(request.request_id), effects)
             return
+        waiting = Waiting(now, request)
         survey = self._fleet.survey(now, request)
         pricing = self._price(now, request)
         if (fault := find_fault(request, survey, self._fleet)) is not None:
@@ -151,28 +158,37 @@ class RouterCore:
             if late is not None:
                 self._reject(late, effects)
                 return
-        # Who waits is served first, unless this one is to overtake.
-        if survey.usable and (not len(self._room) or request.is_migration):
-            self._dispatch(now, Waiting(request, now, 0, 0), survey, pricing, effects)
-            return
-        if len(self._room) >= self.config.max_waiting_requests and not request.is_migration:
+        # Who waits for any room goes first, unless this one is to overtake.
+        may_go = request.is_migration or not self._room.held_ns(None)
+        best = self._choose(survey, pricing) if may_go else None
+        if best is not None and best.has_room:
+            self._dispatch(waiting, best, survey, pricing, effects)
+        elif len(self._room) >= self.config.max_waiting_requests and not request.is_migration:
             retry_s = max(1.0, self._room.prefill_ns / max(1, len(self._fleet)) / NS_PER_S)
             self._reject(queue_full(request.request_id, len(self._room), retry_s), effects)
-            return
-        self._wait(now, request, survey, effects)
+        else:
+            self._wait(now, survey, pricing, best, effects)
 
     def _wait(
-        self, now: Ns, request: RouteRequest, survey: Survey, effects: list[RouterEffect]
+        self,
+        now: Ns,
+        survey: Survey,
+        pricing: Pricing,
+        best: Choice | None,
+        effects: list[RouterEffect],
     ) -> None:
+        request = pricing.request
         predictor = next((worker.predictor for worker in self._fleet), self._prior)
-        self._room.add(now, request, predictor.prefill_ns(max(1, request.num_tokens), 0))
+        prefill_ns = predictor.prefill_ns(max(1, request.num_tokens), 0)
+        waiting = self._room.add(now, request, prefill_ns)
+        if best is not None:
+            self._hold(waiting, best, pricing)
         effects.append(Queued(request.request_id, survey.waits_for))
         if request.deadline_ns is not None:
             effects.append(CallAt(request.deadline_ns, request.request_id))
         if survey.is_lonely:
             effects.append(CallAt(Ns(now + self._lonely_ns), LONELY_TIMER))
-        if survey.usable:
-            self._serve_waiting(now, effects)
+        self._freed.update(dict.fromkeys(survey.usable[:1]))
 
     @property
     def _lonely_ns(self) -> int:
@@ -184,9 +200,8 @@ class RouterCore:
             return
         worker = booking.worker
         worker.start(now, booking)
-        self._index.stop_expecting(worker.bit, booking.new_names)
-        if not self._publishes(worker):
-            self._index.remember(worker.bit, booking.request.block_names)
+        self._freed[worker] = None
+        self._caches.computed(booking)
         self._decisions.observe(request_id, (now - booking.decided_ns) / NS_PER_MS)
 
     def _done(self, now: Ns, request_id: int) -> None:
@@ -208,10 +223,10 @@ class RouterCore:
         if booking is not None:
             worker = booking.worker
             worker.release(now, booking)
+            self._freed[worker] = None
             if booking.is_probe:
                 worker.breaker.is_probed = False
-            if not booking.is_started:
-                self._index.stop_expecting(worker.bit, booking.new_names)
+            self._caches.gone(booking)
 
     def _reject(self, effect: RouteReject, effects: list[RouterEffect]) -> None:
         self._num_rejected += 1
@@ -220,7 +235,8 @@ class RouterCore:
     def _timer(self, now: Ns, timer_id: int, effects: list[RouterEffect]) -> None:
         if timer_id == LONELY_TIMER:
             self._refuse_lonely(now, effects)
-            return
+        elif timer_id == PROBE_TIMER:
+            self._look_again()
         waiting = self._room.find(timer_id)
         deadline_ns = waiting.request.deadline_ns if waiting else None
         if deadline_ns is not None and deadline_ns <= now:
@@ -239,28 +255,32 @@ class RouterCore:
     # ---- choices
 
     def _price(self, now: Ns, request: RouteRequest) -> Pricing:
-        hits = self._index.match(request.block_names)
+        hits = self._caches.index.match(request.block_names)
         return Pricing(now, request, self.config, self._fleet, hits)
+
+    def _choose(self, survey: Survey, pricing: Pricing) -> Choice | None:
+        """The policy's choice; under `kv` that may be a worker without room, worth waiting for."""
+        policy = self.config.policy
+        workers = [*survey.usable, *survey.full] if policy == "kv" else survey.usable
+        if not workers:
+            return None
+        loads = pricing.loads(workers)
+        for index in range(len(survey.usable), len(workers)):
+            loads[index] += self._room.held_ns(workers[index].worker_id)
+        totals = pricing.totals(workers, loads)
+        index, num_tied = self._chooser.choose(policy, workers, totals, loads, pricing, self._fleet)
+        return Choice(workers, totals, loads, index, num_tied, index < len(survey.usable))
 
     def _dispatch(
         self,
-        now: Ns,
         waiting: Waiting,
+        best: Choice,
         survey: Survey,
         pricing: Pricing,
         effects: list[RouterEffect],
     ) -> None:
-        """Send a request to the best of the usable workers, of which there is one at least."""
-        request, workers = waiting.request, survey.usable
-        loads = pricing.loads(workers)
-        totals = pricing.totals(workers, loads)
-        index, num_tied = self._chooser.choose(
-            self.config.policy, workers, totals, loads, pricing, self._fleet
-        )
-        worker = workers[index]
-        decision = explain(
-            self.config.policy, waiting, survey, pricing, totals, loads, index, num_tied
-        )
+        request, worker = waiting.request, best.worker
+        decision = explain(self.config.policy, waiting, best, survey, pricing)
         booking = self._book(pricing, worker)
         self._room.charge(
             request.tenant,
@@ -268,6 +288,9 @@ class RouterCore:
         )
         self._decisions.keep(decision)
         effects.append(Dispatch(request.request_id, worker.worker_id, decision))
+
+    def _hold(self, waiting: Waiting, best: Choice, pricing: Pricing) -> None:
+        self._room.hold(waiting, best.worker.worker_id, pricing.terms(best.worker).prefill_ns)
 
     def _book(self, pricing: Pricing, worker: Worker) -> Booking:
         request, num_hits = pricing.request, pricing.num_hit_blocks(worker)
@@ -279,51 +302,49 @@ class RouterCore:
             booking.is_probe = worker.breaker.is_probed = True
         worker.book(booking)
         self._bookings[request.request_id] = booking
-        self._index.expect(worker.bit, booking.new_names)
+        self._caches.expect(booking)
         self._num_dispatched += 1
         self._num_queried_blocks += len(request.block_names)
         self._num_hit_blocks += num_hits
         return booking
 
-    def _may_have_made_room(self, now: Ns, event: RouterEvent) -> bool:
-        match event:
-            case WorkerStats(worker_id):
-                worker = self._fleet.find(worker_id)
-                return worker is not None and worker.due_ns(now) <= self._most_due_ns
-            case RouteArrive() | RouteProgress() | WorkerKv() | WorkerKvSnapshot():
-                return False
-            case _:
-                return True
+    def _serve(self, now: Ns, worker: Worker, effects: list[RouterEffect]) -> None:
+        """This worker may have room: whose turn is it?"""
+        most_due_ns = round(self.config.worker_queue_ms * NS_PER_MS)
+        while len(self._room) and worker.due_ns(now) <= most_due_ns and worker.seqs_left > 0:
+            for waiting in self._room.heads(now, worker.worker_id):
+                if self._serve_one(now, waiting, effects):
+                    break
+                if waiting.held_for is None and now - waiting.since_ns > OVERTAKE_NS:
+                    return
+            else:
+                return
 
-    @property
-    def _most_due_ns(self) -> int:
-        return round(self.config.worker_queue_ms * NS_PER_MS)
-
-    def _serve_waiting(self, now: Ns, effects: list[RouterEffect]) -> None:
-        while self._serve_one(now, effects):
-            pass
-
-    def _serve_one(self, now: Ns, effects: list[RouterEffect]) -> bool:
-        for waiting in self._room.heads(now):
-            request = waiting.request
-            survey = self._fleet.survey(now, request)
-            if (fault := find_fault(request, survey, self._fleet)) is not None:
-                self._room.remove(request.request_id)
-                self._reject(fault, effects)
-                return True
-            if survey.usable:
-                self._room.remove(request.request_id)
-                self._dispatch(now, waiting, survey, self._price(now, request), effects)
-                return True
-            if now - waiting.since_ns > OVERTAKE_NS:
-                return False
-        return False
+    def _serve_one(self, now: Ns, waiting: Waiting, effects: list[RouterEffect]) -> bool:
+        """Whether it waits no longer."""
+        request = waiting.request
+        survey = self._fleet.survey(now, request)
+        if (fault := find_fault(request, survey, self._fleet)) is not None:
+            self._room.remove(request.request_id)
+            self._reject(fault, effects)
+            return True
+        pricing = self._price(now, request)
+        best = self._choose(survey, pricing)
+        if best is None:
+            return False
+        if not best.has_room:
+            self._hold(waiting, best, pricing)
+            return False
+        self._room.remove(request.request_id)
+        self._dispatch(waiting, best, survey, pricing, effects)
+        return True
 
     # ---- workers
 
-    def _publishes(self, worker: Worker) -> bool:
-        """Whether its cache is known from its own word; `prefix` goes by what it sent alone."""
-        return worker.up.publishes_kv and self.config.policy != "prefix"
+    def _look_again(self) -> None:
+        """Other workers than before can be asked: what was held for one is open again."""
+        self._room.hold_nothing()
+        self._freed.update(dict.fromkeys(self._fleet))
 
     def _heard(
         self,
@@ -341,51 +362,24 @@ class RouterCore:
             case WorkerStats(_, load, num_received):
                 stale_ns = round(self.config.stats_stale_ms * NS_PER_MS)
                 worker.reconcile(now, load, num_received, stale_ns)
-            case WorkerKv() | WorkerKvSnapshot() if not self._publishes(worker):
-                pass
-            case WorkerKv(_, first_seq_no, changes):
-                fresh, asks = worker.feed.take(now, first_seq_no, changes)
-                self._index.apply(worker.bit, fresh)
-                self._resync(worker, asks, effects)
-            case WorkerKvSnapshot(_, seq_no, names):
-                self._load_snapshot(now, worker, seq_no, names, effects)
-
-    def _load_snapshot(
-        self,
-        now: Ns,
-        worker: Worker,
-        seq_no: int,
-        names: tuple[bytes, ...],
-        effects: list[RouterEffect],
-    ) -> None:
-        """A new place in the index forgets the old one at once, however much it held."""
-        self._index.close_slot(worker.bit)
-        self._fleet.move(worker, self._index.open_slot())
-        self._index.load(worker.bit, names)
-        later, asks = worker.feed.restart(now, seq_no)
-        for changes in later:
-            self._index.apply(worker.bit, changes)
-        for booking in worker.bookings():
-            if not booking.is_started:
-                self._index.expect(worker.bit, booking.new_names)
-        self._resync(worker, asks, effects)
-
-    def _resync(self, worker: Worker, asks: bool, effects: list[RouterEffect]) -> None:
-        if asks:
-            self._num_resyncs += 1
-            effects.append(Resync(worker.worker_id))
+                self._freed[worker] = None
+            case WorkerKv() | WorkerKvSnapshot():
+                if self._caches.hear(now, worker, event):
+                    effects.append(Resync(worker.worker_id))
 
     def _down(self, now: Ns, worker: Worker, is_failure: bool, effects: list[RouterEffect]) -> None:
         if is_failure:
             self._count_failure(now, worker, effects)
         for booking in worker.bookings():
             self._forget(now, booking.request.request_id)
-        self._index.close_slot(worker.bit)
+        self._freed.pop(worker, None)
+        self._caches.index.close_slot(worker.bit)
         self._fleet.remove(worker)
         self._watch_lonely(now, effects)
 
     def _watch_lonely(self, now: Ns, effects: list[RouterEffect]) -> None:
         """There is one worker less; look after a while whether anybody waits for nobody."""
+        self._look_again()
         if len(self._room):
             effects.append(CallAt(Ns(now + self._lonely_ns), LONELY_TIMER))
 

@@ -11,6 +11,7 @@ from headrace.core.router.decision import Alternative, Decision, Filtered
 from headrace.core.router.fleet import Survey
 from headrace.core.router.pricing import Pricing
 from headrace.core.router.waiting import Waiting
+from headrace.core.router.worker import Worker
 
 MAX_CANDIDATES: Final = 4
 MAX_FILTERED: Final = 8  # worker ids for each reason
@@ -39,18 +40,34 @@ class DecisionLog:
             self._decisions[request_id] = msgspec.structs.replace(decision, ttft_ms=ttft_ms)
 
 
+class Choice:
+    """What a policy has chosen among some workers, with their costs."""
+
+    __slots__ = ("has_room", "index", "loads", "num_tied", "totals", "worker", "workers")
+
+    def __init__(
+        self,
+        workers: list[Worker],
+        totals: list[float],
+        loads: list[float],
+        index: int,
+        num_tied: int,
+        has_room: bool,
+    ) -> None:
+        self.workers = workers
+        self.totals = totals
+        self.loads = loads
+        self.index = index
+        self.num_tied = num_tied  # as good as the chosen one
+        self.worker = workers[index]
+        self.has_room = has_room
+
+
 def explain(
-    policy: str,
-    waiting: Waiting,
-    survey: Survey,
-    pricing: Pricing,
-    totals: Sequence[float],
-    loads: Sequence[float],
-    index: int,
-    num_tied: int,
+    policy: str, waiting: Waiting, choice: Choice, survey: Survey, pricing: Pricing
 ) -> Decision:
-    """The decision for the worker at `index` of the usable ones."""
-    workers = survey.usable
+    """Why a request goes where it goes."""
+    workers, totals, loads, index = choice.workers, choice.totals, choice.loads, choice.index
     cheapest = _least(totals, MAX_CANDIDATES)
     shown = [index, *(i for i in cheapest if i != index)][:MAX_CANDIDATES]
     others = {"kv": cheapest[0], "least_loaded": loads.index(min(loads))}
@@ -63,7 +80,7 @@ def explain(
         worker_id=workers[index].worker_id,
         candidates=tuple(pricing.candidate(workers[i]) for i in shown),
         num_candidates=len(workers),
-        num_tied=num_tied,
+        num_tied=choice.num_tied,
         filtered=tuple(
             Filtered(reason, len(ids), tuple(ids[:MAX_FILTERED]))
             for reason, ids in survey.filtered.items()

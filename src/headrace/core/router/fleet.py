@@ -34,17 +34,25 @@ NO_ROOM = "no room"
 class Survey:
     """What a request finds."""
 
-    __slots__ = ("filtered", "is_fallback", "usable")
+    __slots__ = ("filtered", "full", "is_fallback", "usable")
 
-    def __init__(self, usable: list[Worker], filtered: Reasons, *, is_fallback: bool) -> None:
+    def __init__(
+        self,
+        usable: list[Worker],
+        filtered: Reasons,
+        full: list[Worker],
+        *,
+        is_fallback: bool = False,
+    ) -> None:
         self.usable = usable
         self.filtered = filtered
+        self.full = full  # they could take it later
         self.is_fallback = is_fallback  # only doubtful workers could take it: doubts did not count
 
     @property
     def is_lonely(self) -> bool:
         """Nobody is there who could take it, now or later."""
-        return not self.usable and NO_ROOM not in self.filtered
+        return not self.usable and not self.full
 
     @property
     def waits_for(self) -> str:
@@ -134,8 +142,9 @@ class Fleet:
         asks = _Asks(now, request, self._config)
         usable = asks.find_usable(fitting)
         if len(usable) == len(fitting):
-            return Survey(usable, filtered, is_fallback=False)
+            return Survey(usable, filtered, [])
         doubtful: list[Worker] = []
+        full: list[Worker] = []
         known = set(usable)
         for worker in fitting:
             if worker not in known:
@@ -143,7 +152,11 @@ class Fleet:
                 filtered.setdefault(reason, []).append(worker.worker_id)
                 if is_doubt:
                     doubtful.append(worker)
-        return Survey(usable or doubtful, filtered, is_fallback=not usable and bool(doubtful))
+                elif reason is NO_ROOM:
+                    full.append(worker)
+        if usable or full:
+            return Survey(usable, filtered, full)
+        return Survey(doubtful, filtered, full, is_fallback=True)
 
     def _find_fitting(self, request: RouteRequest) -> tuple[list[Worker], Reasons]:
         """Those of the right kind: the same answer until a worker comes, goes or drains."""

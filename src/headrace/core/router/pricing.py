@@ -95,9 +95,10 @@ class Pricing:
                 ttft_ns, num_steps = self._weighed(worker.predictor, self._depths[worker])
                 totals[index] = loads[index] + ttft_ns + num_steps * worker.step_extra_ns
 
-    def _weighed(self, predictor: Predictor, depth: int) -> tuple[int, float]:
+    def _weighed(self, predictor: Predictor, depth: int) -> tuple[float, float]:
         terms = self._terms_of(predictor, depth)
-        return terms.ttft_ns, self._config.interference_weight * terms.num_steps
+        cost_ns = self._config.prefill_weight * terms.prefill_ns + terms.transfer_ns
+        return cost_ns, self._config.interference_weight * terms.num_steps
 
     def num_new_tokens(self, worker: Worker) -> int:
         """KV that it will hold there beside its hits, if it has the expected output."""

@@ -6,49 +6,55 @@
   wait starts at the least that the others have had, so that idleness is no credit.
 - Of one tenant, the request with the least slack: that must start first to meet its TTFT limit. One
   that is late already makes nobody else late: it counts as if it had no limit.
+
+A request may be held for one worker, whose queue is worth its cached prefix. Whoever got the first
+room anywhere would scatter prefixes over all workers, just when there is no time to compute them.
 """
 
 from collections.abc import Iterator
-from heapq import heapify, heappop, heappush, nsmallest
 from typing import Final
 
-from headrace.core.base.types import NS_PER_MS, NS_PER_S, Ns
+from headrace.core.base.errors import InvariantError
+from headrace.core.base.types import NS_PER_MS, NS_PER_S, Ns, WorkerId
 from headrace.core.router.events import RouteRequest
 
 NO_LIMIT_NS: Final = 30 * NS_PER_S  # TTFT limit of requests without one
 AGING_NS: Final = 10 * NS_PER_S  # of waiting that make up for one step of priority
-MAX_HEADS: Final = 8  # that are tried where the first one fits nowhere
+MAX_HEADS: Final = 8  # tenants that are asked where the first one's request fits nowhere
 MIGRATED: Final = -(1 << 40)  # priority
-MIN_HEAP: Final = 64
 
 
 class Waiting:
-    __slots__ = ("is_late", "order", "prefill_ns", "request", "since_ns")
+    __slots__ = ("_limit_ns", "_start_by_ns", "held_for", "held_ns", "order", "request", "since_ns")
 
-    def __init__(self, request: RouteRequest, since_ns: Ns, order: int, prefill_ns: int) -> None:
+    def __init__(self, now: Ns, request: RouteRequest, order: int = 0, prefill_ns: int = 0) -> None:
+        """`prefill_ns` is predicted, with nothing cached."""
         self.request = request
-        self.since_ns = since_ns
+        self.since_ns = now
         self.order = order
-        self.prefill_ns = prefill_ns  # predicted, with nothing cached
-        self.is_late = False
+        self.held_for: WorkerId | None = None
+        self.held_ns = prefill_ns  # work that it will be, where it is held
+        self._limit_ns = now + NO_LIMIT_NS
+        self._start_by_ns = self._limit_ns
+        if request.slo.ttft_ms is not None:
+            slack_ns = round(request.slo.ttft_ms * NS_PER_MS) - prefill_ns
+            self._start_by_ns = request.arrived_ns + slack_ns
 
-    def start_by_ns(self) -> int:
-        limit_ms = None if self.is_late else self.request.slo.ttft_ms
-        if limit_ms is None:
-            return self.since_ns + NO_LIMIT_NS
-        return self.request.arrived_ns + round(limit_ms * NS_PER_MS) - self.prefill_ns
+    @property
+    def priority(self) -> int:
+        return MIGRATED if self.request.is_migration else self.request.priority
 
-
-_Lane = list[tuple[int, int, int]]  # heap of (start by, order, request id); some are gone
+    def start_by_ns(self, now: Ns) -> int:
+        return self._start_by_ns if self._start_by_ns >= now else self._limit_ns
 
 
 class WaitingRoom:
     def __init__(self) -> None:
         self._waiting: dict[int, Waiting] = {}
-        self._lanes: dict[tuple[int, str], _Lane] = {}
+        self._num_by_tenant: dict[str, int] = {}
         self._service: dict[str, float] = {}  # tokens by tenant, while anybody waits
+        self._held_ns: dict[WorkerId | None, int] = {}  # sums by the worker that they are held for
         self._num_arrived = 0
-        self.prefill_ns = 0  # of all that wait
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -59,65 +65,94 @@ class WaitingRoom:
     def find(self, request_id: int) -> Waiting | None:
         return self._waiting.get(request_id)
 
-    def add(self, now: Ns, request: RouteRequest, prefill_ns: int) -> None:
-        waiting = Waiting(request, now, self._num_arrived, prefill_ns)
-        self._num_arrived += 1
-        key = MIGRATED if request.is_migration else request.priority, request.tenant
-        if not any(tenant == request.tenant for _, tenant in self._lanes):
-            others = [self._service.get(tenant, 0.0) for _, tenant in self._lanes]
-            served = self._service.get(request.tenant, 0.0)
-            self._service[request.tenant] = max(served, min(others, default=0.0))
-        self._waiting[request.request_id] = waiting
-        lane = self._lanes.setdefault(key, [])
-        heappush(lane, (waiting.start_by_ns(), waiting.order, request.request_id))
-        self.prefill_ns += prefill_ns
+    @property
+    def prefill_ns(self) -> int:
+        """Work of all that wait."""
+        return sum(self._held_ns.values())
 
-    def remove(self, request_id: int) -> Waiting | None:
+    def held_ns(self, worker_id: WorkerId | None) -> int:
+        """Work that waits for this worker; for None, work that has no place."""
+        return self._held_ns.get(worker_id, 0)
+
+    # ---- changes
+
+    def add(self, now: Ns, request: RouteRequest, prefill_ns: int) -> Waiting:
+        tenant = request.tenant
+        if tenant not in self._num_by_tenant:
+            others = [self._service.get(other, 0.0) for other in self._num_by_tenant]
+            self._service[tenant] = max(self._service.get(tenant, 0.0), min(others, default=0.0))
+        waiting = Waiting(now, request, self._num_arrived, prefill_ns)
+        self._num_arrived += 1
+        self._waiting[request.request_id] = waiting
+        self._num_by_tenant[tenant] = self._num_by_tenant.get(tenant, 0) + 1
+        self._add_held(None, waiting.held_ns)
+        return waiting
+
+    def remove(self, request_id: int) -> None:
         """Idempotent."""
         waiting = self._waiting.pop(request_id, None)
-        if waiting is not None:
-            self.prefill_ns -= waiting.prefill_ns
-            if not self._waiting:
-                self._lanes.clear()
-                self._service.clear()
-        return waiting
+        if waiting is None:
+            return
+        self._add_held(waiting.held_for, -waiting.held_ns)
+        self._num_by_tenant[waiting.request.tenant] -= 1
+        if not self._num_by_tenant[waiting.request.tenant]:
+            del self._num_by_tenant[waiting.request.tenant]
+        if not self._waiting:
+            self._service.clear()
+
+    def hold(self, waiting: Waiting, worker_id: WorkerId | None, prefill_ns: int) -> None:
+        """Let it wait for this worker, where it will be that much work; None = for any."""
+        self._add_held(waiting.held_for, -waiting.held_ns)
+        waiting.held_for, waiting.held_ns = worker_id, prefill_ns
+        self._add_held(worker_id, prefill_ns)
+
+    def hold_nothing(self) -> None:
+        """The workers are others than they were."""
+        for waiting in self._waiting.values():
+            self.hold(waiting, None, waiting.held_ns)
+
+    def _add_held(self, worker_id: WorkerId | None, held_ns: int) -> None:
+        total = self._held_ns.get(worker_id, 0) + held_ns
+        if total:
+            self._held_ns[worker_id] = total
+        else:
+            self._held_ns.pop(worker_id, None)
 
     def charge(self, tenant: str, num_tokens: int) -> None:
         """A request of this tenant was sent to a worker, whether it had waited or not."""
         if self._waiting:
             self._service[tenant] = self._service.get(tenant, 0.0) + num_tokens
 
-    def heads(self, now: Ns) -> list[Waiting]:
-        """The first of each lane, in the order in which they should be served; at most a few."""
-        found: list[tuple[float, float, int, int, Waiting]] = []
-        for (priority, tenant), lane in list(self._lanes.items()):
-            head = self._head(lane, now)
-            if head is None:
-                del self._lanes[priority, tenant]
-                continue
-            aged = priority - (now - head.since_ns) // AGING_NS
-            key = (aged, self._service.get(tenant, 0.0), head.start_by_ns(), head.order)
-            found.append((*key, head))
-        return [entry[-1] for entry in nsmallest(MAX_HEADS, found, key=lambda entry: entry[:4])]
+    # ---- turns
 
-    def _head(self, lane: _Lane, now: Ns) -> Waiting | None:
-        if len(lane) > 2 * len(self._waiting) + MIN_HEAP:
-            lane[:] = [entry for entry in lane if self._is_current(entry)]
-            heapify(lane)
-        while lane:
-            waiting = self._waiting.get(lane[0][2])
-            if waiting is None or not self._is_current(lane[0]):
-                heappop(lane)
-            elif lane[0][0] < now and not waiting.is_late:
-                heappop(lane)
-                waiting.is_late = True
-                heappush(lane, (waiting.start_by_ns(), waiting.order, waiting.request.request_id))
-            else:
-                return waiting
-        return None
+    def heads(self, now: Ns, worker_id: WorkerId) -> list[Waiting]:
+        """The first of each tenant and priority that waits for this worker or for any, in the order
+        in which they should be served; where nobody does, of all that wait. At most a few.
+        """
+        mine = (None, worker_id)
+        waiting = [one for one in self._waiting.values() if one.held_for in mine]
+        first: dict[tuple[int, str], Waiting] = {}
+        for one in waiting or self._waiting.values():
+            lane = one.priority, one.request.tenant
+            head = first.get(lane)
+            if head is None or self._slack_key(now, one) < self._slack_key(now, head):
+                first[lane] = one
+        return sorted(first.values(), key=lambda one: self._turn_key(now, one))[:MAX_HEADS]
 
-    def _is_current(self, entry: tuple[int, int, int]) -> bool:
-        waiting = self._waiting.get(entry[2])
-        return (
-            waiting is not None and waiting.order == entry[1] and waiting.start_by_ns() == entry[0]
-        )
+    @staticmethod
+    def _slack_key(now: Ns, waiting: Waiting) -> tuple[int, int]:
+        return waiting.start_by_ns(now), waiting.order
+
+    def _turn_key(self, now: Ns, waiting: Waiting) -> tuple[int, float, int, int]:
+        aged = waiting.priority - (now - waiting.since_ns) // AGING_NS
+        served = self._service.get(waiting.request.tenant, 0.0)
+        return aged, served, *self._slack_key(now, waiting)
+
+    def check(self) -> None:
+        """Raise InvariantError unless the sums are those of the requests that wait."""
+        sums: dict[WorkerId | None, int] = {}
+        for waiting in self._waiting.values():
+            sums[waiting.held_for] = sums.get(waiting.held_for, 0) + waiting.held_ns
+        sums = {worker_id: held_ns for worker_id, held_ns in sums.items() if held_ns}
+        if sums != self._held_ns or sum(self._num_by_tenant.values()) != len(self._waiting):
+            raise InvariantError("waiting work miscounted", counted=sums, kept=self._held_ns)

@@ -1,0 +1,64 @@
+"""What the workers have cached, as far as the router knows: by their word, or by what it sent them.
+
+Decides which layer of the index an event changes, and when a worker must send a snapshot.
+"""
+
+from headrace.core.base.types import NS_PER_S, Ns
+from headrace.core.config.schema import RouterConfig
+from headrace.core.router.events import WorkerKv, WorkerKvSnapshot
+from headrace.core.router.fleet import Fleet
+from headrace.core.router.index import PrefixIndex
+from headrace.core.router.worker import Booking, Worker
+
+
+class Caches:
+    def __init__(self, config: RouterConfig, fleet: Fleet) -> None:
+        self.index = PrefixIndex(Ns(round(config.index_ttl_s * NS_PER_S)))
+        self.num_resyncs = 0
+        self._fleet = fleet
+        # The policy `prefix` goes by what it sent, whatever workers publish.
+        self._listens = config.policy != "prefix"
+
+    def _publishes(self, worker: Worker) -> bool:
+        return self._listens and worker.up.publishes_kv
+
+    def hear(self, now: Ns, worker: Worker, event: WorkerKv | WorkerKvSnapshot) -> bool:
+        """Whether to ask the worker for a snapshot."""
+        if not self._publishes(worker):
+            return False
+        if isinstance(event, WorkerKv):
+            fresh, asks = worker.feed.take(now, event.first_seq_no, event.changes)
+            self.index.apply(worker.bit, fresh)
+        else:
+            asks = self._load(now, worker, event)
+        self.num_resyncs += asks
+        return asks
+
+    def _load(self, now: Ns, worker: Worker, snapshot: WorkerKvSnapshot) -> bool:
+        """A new place in the index forgets the old one at once, however much it held."""
+        self.index.close_slot(worker.bit)
+        self._fleet.move(worker, self.index.open_slot())
+        self.index.load(worker.bit, snapshot.names)
+        later, asks = worker.feed.restart(now, snapshot.seq_no)
+        for changes in later:
+            self.index.apply(worker.bit, changes)
+        for booking in worker.bookings():
+            self.expect(booking)
+        return asks
+
+    # ---- requests
+
+    def expect(self, booking: Booking) -> None:
+        """It will be computed there, so its twin should go there too."""
+        if not booking.is_started:
+            self.index.expect(booking.worker.bit, booking.new_names)
+
+    def computed(self, booking: Booking) -> None:
+        """It is there, or was; whoever publishes has said so himself."""
+        self.index.stop_expecting(booking.worker.bit, booking.new_names)
+        if not self._publishes(booking.worker):
+            self.index.remember(booking.worker.bit, booking.request.block_names)
+
+    def gone(self, booking: Booking) -> None:
+        if not booking.is_started:
+            self.index.stop_expecting(booking.worker.bit, booking.new_names)
