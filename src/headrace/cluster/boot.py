@@ -5,6 +5,7 @@ The front end has the text and the workers have the weights.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from headrace.cluster.fleet import Fleet, Slot
 from headrace.cluster.front import ClusterEngine
@@ -18,6 +19,8 @@ from headrace.live.generate import TextEngine
 from headrace.models.hub import resolve_model
 from headrace.models.load import LoadedText, ModelDescription, load_text
 from headrace.models.text.template import ChatTemplate
+
+PROGRESS_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,23 +80,22 @@ def boot_cluster(
     ready. Raises ConfigError.
     """
 
-    def fetched(done: int, total: int) -> None:
-        if on_progress is not None:
-            on_progress("fetch", done, total)
-
-    path = resolve_model(config.model.path, fetched)
+    report = on_progress or (lambda stage, done, total: None)
+    path = resolve_model(config.model.path, partial(report, "fetch"))
     config = replace(config, model=replace(config.model, path=str(path)))
+    progress = [("load", 0, 0)]  # the last of it; the engine's thread tells, this one reports
     engine = ClusterEngine(
         config.cluster,
         Fleet(config.cluster, lambda slot: _configure(config, slot), launch),
         RouterCore(config.router),
-        on_progress=on_progress,
+        on_progress=lambda *news: progress.__setitem__(0, news),
     )
     try:
         # While the workers load, in processes of their own.
         text = load_text(path, chat_template=template_path(config.model))
         try:
-            ready = engine.wait_ready()
+            while (ready := engine.wait_ready(PROGRESS_S)) is None:
+                report(*progress[0])
         except BaseException:
             text.close()
             raise

@@ -78,11 +78,14 @@ class ClusterEngine:
 
     # ---- any thread
 
-    def wait_ready(self, timeout_s: float | None = None) -> list[wire.Ready]:
-        """Until every worker has been ready once: what each of them serves with. ConfigError where
-        one cannot serve.
+    def wait_ready(self, timeout_s: float) -> list[wire.Ready] | None:
+        """What each worker serves with, once all of them have been ready; None = not within that
+        time. ConfigError where one cannot serve.
         """
-        return self._crew.start.result(timeout_s)
+        try:
+            return self._crew.start.result(timeout_s)
+        except TimeoutError:
+            return None
 
     @property
     def failure(self) -> str | None:

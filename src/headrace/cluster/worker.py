@@ -198,12 +198,16 @@ def _shifted(spec: SeqSpec, shift_ns: int) -> SeqSpec:
 
 def _beat(line: Line, workers: list[Worker], is_over: threading.Event) -> None:
     """From the first moment on, so that silence always means trouble."""
-    with suppress(OSError):
-        while not is_over.wait(BEAT_S):
+    while not is_over.wait(BEAT_S):
+        try:
             if workers:
                 workers[0].beat()
             else:
                 line.send(Beat())
+        except OSError:  # the front end is gone
+            if not workers:
+                os._exit(0)  # nobody waits for what loads
+            return
 
 
 def _configuration(line: Line) -> tuple[Configure, list[ToWorker]]:
