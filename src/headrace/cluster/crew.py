@@ -223,11 +223,8 @@ class Crew:
         worker_id = slot.worker_id
         self._bury(slot.process)
         self.fleet.lose(slot, self._now, reason)
-        # At the start, whoever waits for it is told.
-        level = (
-            logging.WARNING if self.start.done() and not self.start.exception() else logging.INFO
-        )
-        _log.log(level, "worker %s is lost: %s", name, reason)
+        if self.start.done() and self.start.exception() is None:
+            _log.warning("worker %s is lost: %s", name, reason)
         for audit_id in list(self._audits):
             self._end_audit(audit_id, name)
         if worker_id is not None:
