@@ -34,7 +34,10 @@ class TargetFlags:
     gpu: Annotated[str, Parameter(help="accelerator, likewise")] = DEFAULT_GPU
     weights: Annotated[str, Parameter(help="type of the weights")] = "bf16"
     kv_dtype: Annotated[
-        str | None, Parameter(help="type of keys and values; none = bf16", show_default=False)
+        str | None,
+        Parameter(
+            help="type of keys and values; none = the engine's, else bf16", show_default=False
+        ),
     ] = None
     engine: Annotated[
         str, Parameter(help="ideal (the data sheet), or an engine that was fitted")
@@ -105,7 +108,7 @@ def engine_and_cost(
         accelerator=presets.accelerator(target.gpu),
         layout=_layout(layout or LayoutFlags(), has_experts=model.num_experts > 0),
         weight_dtype=check_dtype("--weights", target.weights),
-        kv_dtype=check_dtype("--kv-dtype", target.kv_dtype or "bf16"),
+        kv_dtype=check_dtype("--kv-dtype", target.kv_dtype or engine.kv_dtype(target.weights)),
         efficiency=engine.efficiency,
     )
     if not cost.has_links():

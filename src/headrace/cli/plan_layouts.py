@@ -159,13 +159,16 @@ def rule_table(found: ParallelAnswer) -> Table:
 
 
 def layout_chart(found: ParallelAnswer) -> Chart:
-    """Tokens for the operator against tokens for the user, the usual Pareto picture."""
+    """Tokens for the operator against tokens for the user; the best of each trade have names."""
+    shown = found.layouts[:MAX_LAYOUTS_SHOWN]
+    rates = [(1 / one.tpot_s, one.output_tokens_per_s_per_gpu) for one in shown]
+    is_best = [not any(x > a and y > b for x, y in rates) for a, b in rates]
     return Chart(
         title=f"{found.model} on {found.num_gpus} × {found.accelerator}",
         x_label="tokens/s of one request",
         y_label="tokens/s of one device",
         marks=[
-            Mark(one.name, (1 / one.tpot_s, one.output_tokens_per_s_per_gpu))
-            for one in found.layouts[:MAX_LAYOUTS_SHOWN]
+            Mark(one.name if best else "", rate)
+            for one, rate, best in zip(shown, rates, is_best, strict=True)
         ],
     )

@@ -1,3 +1,3 @@
 """Capacity questions answered with the cost model and the simulator.
 
-Refuses to know a formula that the production code does not use."""
+Decides which steps stand for a question and what presets mean; refuses to know what steps cost."""

@@ -10,7 +10,7 @@ from importlib.resources import files
 import msgspec
 
 from headrace.core.cost.datasheet import DataSheetCostModel
-from headrace.core.cost.hardware import IDEAL, Efficiency
+from headrace.core.cost.hardware import BYTES_BY_DTYPE, IDEAL, Efficiency
 from headrace.plan.presets import find
 
 
@@ -109,6 +109,11 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     def interference_share(self) -> float:
         """All of a prompt's work, where nothing was fitted."""
         return 1.0 if self.fit is None else self.fit.interference_share
+
+    def kv_dtype(self, weight_dtype: str) -> str:
+        """What the engine keeps for such a checkpoint, as far as the fit knows it."""
+        is_quantised = BYTES_BY_DTYPE.get(weight_dtype, 2.0) < 2.0
+        return self.fit.quantised_kv_dtype if self.fit and is_quantised else "bf16"
 
     def provenance(
         self, cost: DataSheetCostModel, *, concurrency: float, context_tokens: float

@@ -12,8 +12,9 @@ from typing import Final
 
 import msgspec
 
-WIDTH, HEIGHT = 720, 440
+WIDTH, HEIGHT = 720, 440  # of what is drawn, without the legend to its right
 LEFT, RIGHT, TOP, BOTTOM = 72, 24, 48, 56
+LETTER = 7  # width of one in the legend, about
 # Okabe and Ito's colours, which people with any colour vision tell apart.
 COLOURS: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 NUM_TICKS = 6  # about, on a linear axis
@@ -66,7 +67,7 @@ class Chart(msgspec.Struct, frozen=True, kw_only=True):
             body.append(
                 f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>'
             )
-            body.append(_text(WIDTH - RIGHT - 4, TOP + 16 + 16 * place, line.label, "end", colour))
+            body.append(_text(WIDTH, TOP + 12 + 18 * place, line.label, colour=colour))
         for place, mark in enumerate(marks):
             colour = COLOURS[(len(lines) + place) % len(COLOURS)]
             left, top = x.at(mark.at[0]), y.at(mark.at[1])
@@ -74,7 +75,8 @@ class Chart(msgspec.Struct, frozen=True, kw_only=True):
             body.append(f'<circle cx="{left:.1f}" cy="{top:.1f}" r="4" fill="{colour}"/>')
             anchor, shift = ("end", -8) if is_right else ("start", 8)
             body.append(_text(left + shift, top - 6, mark.label, anchor, colour))
-        size = f'width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}"'
+        width = WIDTH + LETTER * max((len(line.label) for line in lines), default=0)
+        size = f'width="{width}" height="{HEIGHT}" viewBox="0 0 {width} {HEIGHT}"'
         head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif">'
         return "\n".join(
             [head, '<rect width="100%" height="100%" fill="white"/>', *body, "</svg>\n"]

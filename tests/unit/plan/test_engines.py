@@ -52,6 +52,12 @@ def test_without_a_fit_there_is_the_data_sheet() -> None:
         Engine.named("vlm")
 
 
+def test_quantised_checkpoints_keep_kv_as_their_engine_does() -> None:
+    kept = {name: Engine.named(name).kv_dtype("fp8") for name in ("ideal", *ENGINES)}
+    assert kept == {"ideal": "bf16", "trtllm": "fp8", "vllm": "bf16", "sglang": "bf16"}
+    assert Engine.named("trtllm").kv_dtype("bf16") == "bf16"
+
+
 def test_a_fit_finds_the_constants_that_made_its_points() -> None:
     truth = fit(of("vllm")[::6])
     made = [
