@@ -112,3 +112,14 @@ def test_nothing_is_told_of_a_tokenizer_that_cuts() -> None:
 
 def test_nothing_is_told_where_unknown_characters_may_join() -> None:
     assert sentencepiece(num_bytes=255).least_tokens("a" * 1000) == 0
+
+
+@pytest.mark.parametrize(
+    "model",
+    [models.Unigram([("a", 0.0)], 0), models.WordLevel({"a": 0}, unk_token="a"), models.BPE()],
+    ids=["unigram", "words", "empty"],
+)
+def test_nothing_is_told_of_other_models(model: Any) -> None:
+    library = tokenizers.Tokenizer(model)
+    library.decoder = decoders.Metaspace()
+    assert Tokenizer(library).least_tokens("a" * 1000) == 0

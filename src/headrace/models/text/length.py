@@ -41,14 +41,16 @@ def _longest_piece(library: tokenizers.Tokenizer) -> int:
         and all(_keeps_all(step) for step in _steps(library.pre_tokenizer))
         and not any(token.lstrip or token.rstrip for token in added)
     )
+    if not is_plain:
+        return 0
     pieces = library.get_vocab(with_added_tokens=False)
     if _is_byte_level(library):
-        own = max(map(len, pieces))  # a character stands for a byte
+        own = max(map(len, pieces), default=1)  # a character stands for a byte
     elif library.model.byte_fallback and all(f"<0x{byte:02X}>" in pieces for byte in range(256)):
         own = max(len(piece.encode()) for piece in pieces)
     else:
         return 0
-    return max(own, *(len(token.content.encode()) for token in added), 1) if is_plain else 0
+    return max(own, *(len(token.content.encode()) for token in added), 1)
 
 
 def _unspelled(library: tokenizers.Tokenizer) -> bytes:
