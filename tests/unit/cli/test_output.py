@@ -39,6 +39,7 @@ FIGURES = {
     "device": {"backend": "native", "isa": "avx2", "num_threads": 2, "activations": "f32"},
     "memory": memory_figures(KV.ledger),
     "kv": kv_figures(KV, "int8"),
+    "num_workers": 1,
     "started_s": 0.94,
 }
 
