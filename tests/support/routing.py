@@ -89,11 +89,11 @@ class Routing:
         """Let the timers ring that are due by then."""
         found: list[RouterEffect] = []
         until_ns = round(until_ms * NS_PER_MS)
-        for timer in sorted(self.timers, key=lambda timer: timer.at_ns):
-            if timer.at_ns <= until_ns:
-                self.timers.remove(timer)
-                self.now = max(self.now, timer.at_ns)
-                found += self.tell(Timer(timer.timer_id))
+        while due := [timer for timer in self.timers if timer.at_ns <= until_ns]:
+            timer = min(due, key=lambda timer: timer.at_ns)
+            self.timers.remove(timer)
+            self.now = max(self.now, timer.at_ns)
+            found += self.tell(Timer(timer.timer_id))
         self.now = max(self.now, Ns(until_ns))
         return found
 

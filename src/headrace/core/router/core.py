@@ -45,9 +45,10 @@ from headrace.core.router.worker import Booking, Worker
 
 # A request that fits nowhere is overtaken for that long at most.
 OVERTAKE_NS = Ns(2 * NS_PER_S)
-# Timers carry the id of the request whose deadline they are about, or one of these.
-PROBE_TIMER = -1  # a breaker lets a probe through
-LONELY_TIMER = -2  # nobody was there who could take a request
+# Timers carry the id of the request whose deadline they are about, or this one. It rings every
+# second while anybody waits, so that nobody waits for an event that never comes.
+WATCH_TIMER = -1
+WATCH_NS = Ns(NS_PER_S)
 
 
 class RouterCore:
@@ -66,6 +67,7 @@ class RouterCore:
         self._num_queried_blocks = self._num_hit_blocks = 0
         # Workers that may have got room by this event, in order.
         self._freed: dict[Worker, None] = {}
+        self._is_watching = False  # a WATCH_TIMER is set
         self._now = Ns(0)
 
     # ---- queries
@@ -120,15 +122,14 @@ class RouterCore:
             case RouteDone(request_id):
                 self._done(now, request_id)
             case RouteFailed(request_id):
-                self._failed(now, request_id, effects)
+                self._failed(now, request_id)
             case Timer(timer_id):
                 self._timer(now, timer_id, effects)
             case WorkerUp():
-                self._fleet.add(now, event, self._caches.index.open_slot())
-                self._look_again()
+                self._freed[self._fleet.add(now, event, self._caches.index.open_slot())] = None
             case WorkerDown(worker_id, _, is_failure):
                 if (worker := self._fleet.find(worker_id)) is not None:
-                    self._down(now, worker, is_failure, effects)
+                    self._down(now, worker, is_failure)
             case WorkerDrain() | WorkerStats() | WorkerKv() | WorkerKvSnapshot():
                 self._heard(now, event, effects)
             case _:
@@ -138,6 +139,9 @@ class RouterCore:
             for worker in self._freed:
                 self._serve(now, worker, effects)
         self._freed.clear()
+        if len(self._room) and not self._is_watching:
+            self._is_watching = True
+            effects.append(CallAt(Ns(now + WATCH_NS), WATCH_TIMER))
         return effects
 
     # ---- requests
@@ -186,13 +190,7 @@ class RouterCore:
         effects.append(Queued(request.request_id, survey.waits_for))
         if request.deadline_ns is not None:
             effects.append(CallAt(request.deadline_ns, request.request_id))
-        if survey.is_lonely:
-            effects.append(CallAt(Ns(now + self._lonely_ns), LONELY_TIMER))
         self._freed.update(dict.fromkeys(survey.usable[:1]))
-
-    @property
-    def _lonely_ns(self) -> int:
-        return round(self.config.worker_wait_s * NS_PER_S)
 
     def _started(self, now: Ns, request_id: int) -> None:
         booking = self._bookings.get(request_id)
@@ -210,10 +208,10 @@ class RouterCore:
             booking.worker.breaker.succeed()
         self._forget(now, request_id)
 
-    def _failed(self, now: Ns, request_id: int, effects: list[RouterEffect]) -> None:
+    def _failed(self, now: Ns, request_id: int) -> None:
         booking = self._bookings.get(request_id)
         if booking is not None:
-            self._count_failure(now, booking.worker, effects)
+            booking.worker.breaker.fail(now)
         self._forget(now, request_id)
 
     def _forget(self, now: Ns, request_id: int) -> None:
@@ -233,10 +231,10 @@ class RouterCore:
         effects.append(effect)
 
     def _timer(self, now: Ns, timer_id: int, effects: list[RouterEffect]) -> None:
-        if timer_id == LONELY_TIMER:
+        if timer_id == WATCH_TIMER:
+            self._is_watching = False
+            self._freed.update(dict.fromkeys(self._fleet))
             self._refuse_lonely(now, effects)
-        elif timer_id == PROBE_TIMER:
-            self._look_again()
         waiting = self._room.find(timer_id)
         deadline_ns = waiting.request.deadline_ns if waiting else None
         if deadline_ns is not None and deadline_ns <= now:
@@ -245,8 +243,9 @@ class RouterCore:
 
     def _refuse_lonely(self, now: Ns, effects: list[RouterEffect]) -> None:
         """Refuse those that have waited long enough while nobody is there who could take them."""
+        wait_ns = round(self.config.worker_wait_s * NS_PER_S)
         for waiting in list(self._room):
-            is_due = now - waiting.since_ns >= self._lonely_ns
+            is_due = now - waiting.since_ns >= wait_ns
             if is_due and self._fleet.survey(now, waiting.request).is_lonely:
                 request_id = waiting.request.request_id
                 self._room.remove(request_id)
@@ -321,7 +320,7 @@ class RouterCore:
                 return
 
     def _serve_one(self, now: Ns, waiting: Waiting, effects: list[RouterEffect]) -> bool:
-        """Whether it waits no longer."""
+        """Whether it waits no longer, or has got a place to wait at."""
         request = waiting.request
         survey = self._fleet.survey(now, request)
         if (fault := find_fault(request, survey, self._fleet)) is not None:
@@ -333,18 +332,14 @@ class RouterCore:
         if best is None:
             return False
         if not best.has_room:
+            had_no_place = waiting.held_for is None
             self._hold(waiting, best, pricing)
-            return False
+            return had_no_place
         self._room.remove(request.request_id)
         self._dispatch(waiting, best, survey, pricing, effects)
         return True
 
     # ---- workers
-
-    def _look_again(self) -> None:
-        """Other workers than before can be asked: what was held for one is open again."""
-        self._room.hold_nothing()
-        self._freed.update(dict.fromkeys(self._fleet))
 
     def _heard(
         self,
@@ -358,7 +353,7 @@ class RouterCore:
         match event:
             case WorkerDrain():
                 self._fleet.drain(worker)
-                self._watch_lonely(now, effects)
+                self._give_up(worker)
             case WorkerStats(_, load, num_received):
                 stale_ns = round(self.config.stats_stale_ms * NS_PER_MS)
                 worker.reconcile(now, load, num_received, stale_ns)
@@ -367,24 +362,17 @@ class RouterCore:
                 if self._caches.hear(now, worker, event):
                     effects.append(Resync(worker.worker_id))
 
-    def _down(self, now: Ns, worker: Worker, is_failure: bool, effects: list[RouterEffect]) -> None:
+    def _down(self, now: Ns, worker: Worker, is_failure: bool) -> None:
         if is_failure:
-            self._count_failure(now, worker, effects)
+            worker.breaker.fail(now)
         for booking in worker.bookings():
             self._forget(now, booking.request.request_id)
-        self._freed.pop(worker, None)
         self._caches.index.close_slot(worker.bit)
         self._fleet.remove(worker)
-        self._watch_lonely(now, effects)
+        self._give_up(worker)
 
-    def _watch_lonely(self, now: Ns, effects: list[RouterEffect]) -> None:
-        """There is one worker less; look after a while whether anybody waits for nobody."""
-        self._look_again()
-        if len(self._room):
-            effects.append(CallAt(Ns(now + self._lonely_ns), LONELY_TIMER))
-
-    def _count_failure(self, now: Ns, worker: Worker, effects: list[RouterEffect]) -> None:
-        worker.breaker.fail(now)
-        if not worker.breaker.is_closed:
-            # Somebody may wait for nothing but the first probe.
-            effects.append(CallAt(worker.breaker.until_ns, PROBE_TIMER))
+    def _give_up(self, worker: Worker) -> None:
+        """Whoever waits for this worker may have any other."""
+        self._room.let_go(worker.worker_id)
+        self._freed.update(dict.fromkeys(self._fleet))
+        self._freed.pop(worker, None)

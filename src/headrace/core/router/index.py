@@ -208,7 +208,7 @@ class PrefixIndex:
         known = self._live | self._dead | self._sweeping
         count = 0
         for layer in (self._stored, self._remembered, self._fading, [self._expected]):
-            for shard in layer:
+            for shard in filter(None, layer):
                 for name, mask in shard.items():
                     count += mask.bit_count() if layer is self._stored else 0
                     if not mask or mask & ~known:

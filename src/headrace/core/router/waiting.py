@@ -106,10 +106,12 @@ class WaitingRoom:
         waiting.held_for, waiting.held_ns = worker_id, prefill_ns
         self._add_held(worker_id, prefill_ns)
 
-    def hold_nothing(self) -> None:
-        """The workers are others than they were."""
-        for waiting in self._waiting.values():
-            self.hold(waiting, None, waiting.held_ns)
+    def let_go(self, worker_id: WorkerId) -> None:
+        """Nobody waits for this worker any more: any other will do."""
+        if self._held_ns.get(worker_id):
+            for waiting in self._waiting.values():
+                if waiting.held_for == worker_id:
+                    self.hold(waiting, None, waiting.held_ns)
 
     def _add_held(self, worker_id: WorkerId | None, held_ns: int) -> None:
         total = self._held_ns.get(worker_id, 0) + held_ns

@@ -1,0 +1,131 @@
+"""Whose turn is next."""
+
+import pytest
+
+from headrace.core.base.errors import InvariantError
+from headrace.core.base.request import Slo
+from headrace.core.base.types import NS_PER_MS, NS_PER_S, Ns, WorkerId
+from headrace.core.router.events import RouteRequest
+from headrace.core.router.waiting import AGING_NS, MAX_HEADS, WaitingRoom
+
+ANY = WorkerId(0)
+
+
+class Room(WaitingRoom):
+    def put(self, request_id: int, now: int = 0, **fields: object) -> None:
+        request = RouteRequest(
+            request_id=request_id,
+            block_names=(),
+            num_tokens=16,
+            arrived_ns=Ns(now),
+            **fields,  # type: ignore[arg-type]
+        )
+        self.add(Ns(now), request, 1000)
+
+    def order(self, now: int = 0) -> list[int]:
+        """Let all leave in their turns."""
+        found: list[int] = []
+        while len(self):
+            head = self.heads(Ns(now), ANY)[0]
+            found.append(head.request.request_id)
+            self.charge(head.request.tenant, 100)
+            self.remove(head.request.request_id)
+            self.check()
+        return found
+
+
+@pytest.fixture
+def room() -> Room:
+    return Room()
+
+
+def test_the_first_goes_first(room: Room) -> None:
+    for request_id in range(4):
+        room.put(request_id)
+    assert room.order() == [0, 1, 2, 3]
+
+
+def test_the_least_slack_goes_first(room: Room) -> None:
+    room.put(0)
+    room.put(1, slo=Slo(ttft_ms=2000.0))
+    room.put(2, slo=Slo(ttft_ms=500.0))
+    assert room.order() == [2, 1, 0]
+
+
+def test_who_is_late_makes_nobody_else_late(room: Room) -> None:
+    room.put(0, slo=Slo(ttft_ms=100.0))
+    room.put(1, slo=Slo(ttft_ms=2000.0))
+    assert room.order(now=200 * NS_PER_MS) == [1, 0]
+
+
+def test_priorities_go_first_until_others_have_waited(room: Room) -> None:
+    room.put(0, priority=1)
+    room.put(1, priority=0)
+    assert room.order() == [1, 0]
+    room.put(0, priority=1)
+    room.put(1, now=2 * AGING_NS, priority=0)
+    assert room.order(now=2 * AGING_NS) == [0, 1]
+
+
+def test_migrated_requests_go_before_all(room: Room) -> None:
+    room.put(0, priority=-5)
+    room.put(1, priority=7, is_migration=True)
+    assert room.order() == [1, 0]
+
+
+def test_tenants_take_turns_by_what_they_got(room: Room) -> None:
+    for request_id in range(6):
+        room.put(request_id, tenant="a")
+    room.put(10, tenant="b")
+    room.put(11, tenant="b")
+    assert room.order() == [0, 10, 1, 11, 2, 3, 4, 5]
+
+
+def test_idleness_is_no_credit(room: Room) -> None:
+    for request_id in range(4):
+        room.put(request_id, tenant="a")
+    room.charge("a", 10_000)
+    for request_id in range(10, 14):
+        room.put(request_id, tenant="b")
+    assert room.order()[:4] == [0, 10, 1, 11]
+
+
+def test_who_is_held_for_another_worker_is_not_asked(room: Room) -> None:
+    room.put(0)
+    room.put(1)
+    zero = room.find(0)
+    assert zero is not None
+    room.hold(zero, WorkerId(1), 500)
+    room.check()
+    assert (room.held_ns(WorkerId(1)), room.held_ns(None), room.prefill_ns) == (500, 1000, 1500)
+    assert [one.request.request_id for one in room.heads(Ns(0), WorkerId(0))] == [1]
+    assert [one.request.request_id for one in room.heads(Ns(0), WorkerId(1))] == [0]
+    room.remove(1)
+    # Nobody else waits: a worker without work may take over.
+    assert [one.request.request_id for one in room.heads(Ns(0), WorkerId(0))] == [0]
+    room.let_go(WorkerId(1))
+    assert room.held_ns(WorkerId(1)) == 0
+    room.check()
+
+
+def test_no_more_than_a_few_are_asked(room: Room) -> None:
+    for request_id in range(50):
+        room.put(request_id, tenant=str(request_id))
+    assert len(room.heads(Ns(0), ANY)) == MAX_HEADS
+
+
+def test_leaving_twice_is_leaving_once(room: Room) -> None:
+    room.put(0)
+    room.remove(0)
+    room.remove(0)
+    room.check()
+    assert room.prefill_ns == 0
+
+
+def test_sums_that_are_wrong_are_loud(room: Room) -> None:
+    room.put(0, now=5 * NS_PER_S)
+    waiting = room.find(0)
+    assert waiting is not None
+    waiting.held_ns += 1
+    with pytest.raises(InvariantError, match="miscounted"):
+        room.check()
