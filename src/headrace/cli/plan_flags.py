@@ -8,7 +8,7 @@ from cyclopts import Group, Parameter
 
 from headrace.core.base.errors import ConfigError
 from headrace.core.cost.datasheet import DataSheetCostModel
-from headrace.core.cost.hardware import BYTES_BY_DTYPE, Layout
+from headrace.core.cost.hardware import BYTES_BY_DTYPE, Layout, ModelShape
 from headrace.core.workload.profiles import CHAT, WorkloadProfile, profile_named
 from headrace.plan.engines import Engine
 from headrace.plan.presets import find, presets_with
@@ -106,7 +106,7 @@ def engine_and_cost(
     cost = DataSheetCostModel(
         model=model,
         accelerator=presets.accelerator(target.gpu),
-        layout=_layout(layout or LayoutFlags(), has_experts=model.num_experts > 0),
+        layout=_layout(layout or LayoutFlags(), model),
         weight_dtype=check_dtype("--weights", target.weights),
         kv_dtype=check_dtype("--kv-dtype", target.kv_dtype or engine.kv_dtype(target.weights)),
         efficiency=engine.efficiency,
@@ -119,17 +119,14 @@ def engine_and_cost(
     return engine, cost
 
 
-def _layout(flags: LayoutFlags, *, has_experts: bool) -> Layout:
+def _layout(flags: LayoutFlags, model: ModelShape) -> Layout:
     layout = Layout(tp=flags.tp, pp=flags.pp, ep=flags.ep, dp=flags.dp)
     for name, size in msgspec.structs.asdict(layout).items():
         check_range(f"--{name}", size, 1, MAX_GPUS)
-    if layout.ep > 1 and not has_experts:
-        raise ConfigError("--ep needs a model with experts", ep=layout.ep, hint="leave --ep out")
-    if layout.ep not in (1, layout.tp * layout.dp):
+    if fault := model.layout_fault(layout):
         raise ConfigError(
-            "experts lie on all ranks of a stage, or are sliced",
-            ep=layout.ep,
-            hint=f"--ep 1 or --ep {layout.tp * layout.dp} (tp times dp)",
+            f"{model.name} cannot be laid out so: {fault}",
+            hint="`headrace plan parallel --gpus N` lists every layout that can be",
         )
     return layout
 

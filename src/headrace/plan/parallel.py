@@ -10,7 +10,7 @@ import msgspec
 from headrace.core.base.request import Slo
 from headrace.core.base.types import NS_PER_S
 from headrace.core.cost.datasheet import DataSheetCostModel
-from headrace.core.cost.hardware import Layout
+from headrace.core.cost.hardware import Layout, ModelShape
 from headrace.core.workload.profiles import WorkloadProfile
 from headrace.plan.engines import Engine, Provenance
 from headrace.plan.steps import (
@@ -74,7 +74,7 @@ def compute_parallel(
     engine: Engine,
 ) -> ParallelAnswer:
     """`cost.layout` is not looked at. Without a layout that fits, `layouts` is empty."""
-    layouts = every_layout(cost, num_gpus)
+    layouts = every_layout(cost.model, num_gpus)
     candidates = [msgspec.structs.replace(cost, layout=layout) for layout in layouts]
     candidates = [one for one in candidates if one.has_links()]
     length = profile.prompt_tokens + profile.output_tokens
@@ -98,19 +98,15 @@ def compute_parallel(
     )
 
 
-def every_layout(cost: DataSheetCostModel, num_gpus: int) -> Iterator[Layout]:
-    """All that use every device, whose ranks divide the heads and whose stages have a layer."""
-    model = cost.model
+def every_layout(model: ModelShape, num_gpus: int) -> Iterator[Layout]:
+    """All that use every device and that the model can be laid out in."""
     for tp in divisors(num_gpus):
-        if model.num_heads and model.num_heads % tp:
-            continue
         for pp in divisors(num_gpus // tp):
-            if pp > model.num_layers:
-                continue
             dp = num_gpus // tp // pp
-            yield Layout(tp=tp, pp=pp, dp=dp)
-            if model.num_experts and tp * dp > 1 and model.num_experts % (tp * dp) == 0:
-                yield Layout(tp=tp, pp=pp, dp=dp, ep=tp * dp)
+            for ep in sorted({1, tp * dp}):
+                layout = Layout(tp=tp, pp=pp, dp=dp, ep=ep)
+                if not model.layout_fault(layout):
+                    yield layout
 
 
 def divisors(number: int) -> list[int]:

@@ -20,6 +20,28 @@ BYTES_BY_DTYPE: Final = {
 ACTIVATION_BYTES: Final = 2  # of one element between layers, as it crosses a link
 
 
+class Layout(msgspec.Struct, frozen=True, kw_only=True):
+    """How a model lies on devices.
+
+    Every replica of attention has `tp` ranks in each of `pp` stages; there are `dp` replicas.
+    Routed experts are sliced like everything else (`ep` = 1), or lie whole on the `ep` = tp · dp
+    ranks of a stage, which then exchange tokens.
+    """
+
+    tp: int = 1
+    pp: int = 1
+    ep: int = 1
+    dp: int = 1
+
+    @property
+    def num_gpus(self) -> int:
+        return self.tp * self.pp * self.dp
+
+    def __str__(self) -> str:
+        sizes = {"TP": self.tp, "PP": self.pp, "EP": self.ep, "DP": self.dp}
+        return " ".join(f"{name}{size}" for name, size in sizes.items() if size > 1) or "1 GPU"
+
+
 class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     """Sizes of a decoder-only transformer that its steps cost depend on.
 
@@ -30,7 +52,7 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     num_layers: int
     hidden: int
-    num_heads: int = 0  # of queries, which TP must divide; 0 = unknown
+    num_heads: int = 0  # of queries, which TP must divide; 0 = anything does
     num_params: float
     embed_params: float = 0.0  # 0 where the logits' matrix is the same (tied)
     logit_params: float = 0.0
@@ -58,6 +80,18 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
         """What one token passes through, embedding table included as publishers mostly count."""
         idle = self.num_experts - self.experts_per_token
         return self.num_params - idle * self.expert_params
+
+    def layout_fault(self, layout: Layout) -> str:
+        """Why the model cannot be laid out so; "" = it can."""
+        if self.num_heads % layout.tp:
+            return f"TP {layout.tp} does not divide {self.num_heads} heads"
+        if layout.pp > self.num_layers:
+            return f"PP {layout.pp} is more than {self.num_layers} layers"
+        if layout.ep not in (1, layout.tp * layout.dp):
+            return f"EP {layout.ep} is neither 1 nor TP · DP = {layout.tp * layout.dp}"
+        if layout.ep > 1 and (not self.num_experts or self.num_experts % layout.ep):
+            return f"EP {layout.ep} does not divide {self.num_experts} experts"
+        return ""
 
     def kv_elems_read(self, num_kv_tokens: float, num_seqs: float) -> float:
         """Elements that attention reads for sequences of `num_kv_tokens` together.
@@ -125,28 +159,6 @@ class Accelerator(msgspec.Struct, frozen=True, kw_only=True):
         """The slowest link among `num_gpus` that work together."""
         is_within = num_gpus <= self.scaleup_gpus
         return self.scaleup_bytes_per_s if is_within else self.scaleout_bytes_per_s
-
-
-class Layout(msgspec.Struct, frozen=True, kw_only=True):
-    """How a model lies on devices.
-
-    Every replica of attention has `tp` ranks in each of `pp` stages; there are `dp` replicas.
-    Routed experts are sliced like everything else (`ep` = 1), or lie whole on the `ep` = tp · dp
-    ranks of a stage, which then exchange tokens.
-    """
-
-    tp: int = 1
-    pp: int = 1
-    ep: int = 1
-    dp: int = 1
-
-    @property
-    def num_gpus(self) -> int:
-        return self.tp * self.pp * self.dp
-
-    def __str__(self) -> str:
-        sizes = {"TP": self.tp, "PP": self.pp, "EP": self.ep, "DP": self.dp}
-        return " ".join(f"{name}{size}" for name, size in sizes.items() if size > 1) or "1 GPU"
 
 
 class Efficiency(msgspec.Struct, frozen=True, kw_only=True):
