@@ -77,22 +77,22 @@ def answer_of(deltas: list[ChoiceDelta]) -> Answer:
 
 
 def answers(
-    engine: TextEngine, asked: list[GenerateRequest], *, after_token: Callable[[int], None]
+    engine: TextEngine, asked: list[GenerateRequest], *, strike: Callable[[], None] | None = None
 ) -> list[Answer]:
-    """All at once; `after_token` is told how many tokens have come."""
-    deltas: dict[int, list[ChoiceDelta]] = {index: [] for index in range(len(asked))}
-    num_tokens = 0
+    """All at once; `strike` is called when each has begun to answer."""
+    deltas: dict[int, list[ChoiceDelta]] = {}
     for index, delta in engine.stream_all(asked, max_open=len(asked)):
-        deltas[index].append(delta)
-        num_tokens += len(delta.token_ids)
-        after_token(num_tokens)
-    return [answer_of(one) for one in deltas.values()]
+        deltas.setdefault(index, []).append(delta)
+        if len(deltas) == len(asked) and strike is not None:
+            strike()
+            strike = None
+    return [answer_of(deltas[index]) for index in range(len(asked))]
 
 
 def undisturbed(config: Config, asked: list[GenerateRequest]) -> list[Answer]:
     booted = boot(replace(config, cluster=ClusterConfig()))
     try:
-        return answers(booted.text_engine, asked, after_token=lambda num_tokens: None)
+        return answers(booted.text_engine, asked)
     finally:
         booted.close()
 
@@ -136,11 +136,7 @@ def test_a_lost_worker_costs_nobody_a_token(
     victim = pids(cluster)[0]
     before = cluster.engine.stats().num_migrations
 
-    def strike(num_tokens: int) -> None:
-        if num_tokens == 8:
-            os.kill(victim, number)
-
-    got = answers(cluster.text_engine, asked, after_token=strike)
+    got = answers(cluster.text_engine, asked, strike=lambda: os.kill(victim, number))
     assert got == wanted
     assert 1 <= cluster.engine.stats().num_migrations - before <= 4
     wait_until(lambda: all_up(cluster))
@@ -148,7 +144,7 @@ def test_a_lost_worker_costs_nobody_a_token(
     with pytest.raises(ProcessLookupError):
         os.kill(victim, 0)
     cluster.engine.check()
-    after = answers(cluster.text_engine, asked[:2], after_token=lambda num_tokens: None)
+    after = answers(cluster.text_engine, asked[:2])
     assert after == wanted[:2]
 
 
@@ -159,12 +155,11 @@ def test_all_workers_die_and_requests_wait_for_the_next_ones(
     wanted = undisturbed(config, asked)
     wait_until(lambda: all_up(cluster))
 
-    def strike(num_tokens: int) -> None:
-        if num_tokens == 4:
-            for pid in pids(cluster):
-                os.kill(pid, signal.SIGKILL)
+    def strike() -> None:
+        for pid in pids(cluster):
+            os.kill(pid, signal.SIGKILL)
 
-    assert answers(cluster.text_engine, asked, after_token=strike) == wanted
+    assert answers(cluster.text_engine, asked, strike=strike) == wanted
     wait_until(lambda: all_up(cluster))
     cluster.engine.check()
 
