@@ -1,0 +1,202 @@
+"""What a routing decision costs: RouterCore with a large fleet and a large index, in one process.
+
+Decides the fleet and the prompts that are measured; refuses to know a network: events come at once.
+
+Every worker has cached a number of its own prompts and some that it shares with others, all of
+`NUM_PROMPT_TOKENS` tokens. Prompts that are asked for share their first half with a cached one, and
+come in an order that no cache of the CPU knows, each as new objects, as from a wire.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from random import Random
+
+import msgspec
+
+from headrace.bench.loads import Spread
+from headrace.core.base.events import BlockStored
+from headrace.core.base.plan import WorkerSpec
+from headrace.core.base.types import BlockId, Ns, WorkerId
+from headrace.core.config.schema import RouterConfig
+from headrace.core.router.core import RouterCore
+from headrace.core.router.events import (
+    Dispatch,
+    RouteArrive,
+    RouteDone,
+    RouteRequest,
+    RouteStarted,
+    WorkerKv,
+    WorkerLoad,
+    WorkerStats,
+    WorkerUp,
+)
+
+BLOCK_SIZE = 16
+NUM_PROMPT_TOKENS = 4096
+NUM_BLOCKS = NUM_PROMPT_TOKENS // BLOCK_SIZE
+SHARED_BY = 4  # workers that have each of the shared prompts
+SHARED_PART = 4  # one in this many prompts is shared
+BATCH = 64  # blocks of one event
+NUM_IN_FLIGHT = 1024  # requests, which give the workers unequal loads
+
+
+class RouterReport(msgspec.Struct, frozen=True, kw_only=True):
+    num_workers: int
+    num_replicas: int
+    decision_us: Spread  # `handle(RouteArrive)`, from names to Dispatch
+    match_us: Spread  # of it, the index alone
+    walk_us: Spread  # a plain walk through the same map, a look-up for each block
+    blocks_per_s: float  # stored, by `handle(WorkerKv)`
+    bytes_per_replica: float  # growth of the process's memory, names included
+    mean_hit_blocks: float
+
+
+def measure(num_workers: int, num_replicas: int, num_decisions: int) -> RouterReport:
+    """Fill an index, and let the router decide over it."""
+    rng = Random(1)
+    core = RouterCore(RouterConfig())
+    for index in range(num_workers):
+        core.handle(Ns(0), _worker_up(index))
+    before_bytes = _resident_bytes()
+    blocks_per_s, kept = _fill(core, rng, num_workers, num_replicas)
+    bytes_per_replica = (_resident_bytes() - before_bytes) / core.stats().num_replicas
+    now = _settle(core, rng, num_workers)
+    prompts = [_ask(rng, rng.choice(kept)) for _ in range(num_decisions)]
+    decisions_us, hit_blocks = _decide(core, now, prompts)
+    prefixes = core._caches.index
+    return RouterReport(
+        num_workers=num_workers,
+        num_replicas=core.stats().num_replicas,
+        decision_us=Spread.of(decisions_us),
+        match_us=Spread.of(_time(prefixes.match, [_fresh(names) for names in prompts])),
+        walk_us=Spread.of(_time(prefixes.walk, [_fresh(names) for names in prompts])),
+        blocks_per_s=blocks_per_s,
+        bytes_per_replica=bytes_per_replica,
+        mean_hit_blocks=hit_blocks,
+    )
+
+
+def _worker_up(index: int) -> WorkerUp:
+    spec = WorkerSpec(
+        model_digest="00",
+        kv_dtype="bf16",
+        block_size=BLOCK_SIZE,
+        num_blocks=1 << 20,
+        max_model_len=1 << 17,
+        vocab_size=1 << 16,
+    )
+    return WorkerUp(worker_id=WorkerId(index), name=f"worker-{index}", spec=spec)
+
+
+def _fill(
+    core: RouterCore, rng: Random, num_workers: int, num_replicas: int
+) -> tuple[float, list[bytes]]:
+    """Let every worker publish its blocks; returns the rate, and the prompts (names in one piece)
+    that may be asked for.
+    """
+    kept: list[bytes] = []
+    elapsed_ns = num_stored = 0
+    seq_nos = [0] * num_workers
+    while num_stored < num_replicas:
+        prompt = rng.randbytes(16 * NUM_BLOCKS)
+        num_owners = SHARED_BY if rng.randrange(SHARED_PART) == 0 else 1
+        if len(kept) < 4096:
+            kept.append(prompt)
+        for index in rng.sample(range(num_workers), min(num_owners, num_workers)):
+            for event in _publications(index, seq_nos[index], _names(prompt)):
+                started = time.perf_counter_ns()
+                core.handle(Ns(0), event)
+                elapsed_ns += time.perf_counter_ns() - started
+            seq_nos[index] += NUM_BLOCKS
+            num_stored += NUM_BLOCKS
+    return num_stored / elapsed_ns * 1e9, kept
+
+
+def _publications(index: int, seq_no: int, names: Sequence[bytes]) -> Iterator[WorkerKv]:
+    for start in range(0, len(names), BATCH):
+        changes = tuple(BlockStored(name, b"", BlockId(0)) for name in names[start : start + BATCH])
+        yield WorkerKv(WorkerId(index), seq_no + start, changes)
+
+
+def _settle(core: RouterCore, rng: Random, num_workers: int) -> Ns:
+    """Requests in flight, and what the workers tell of them."""
+    now = Ns(0)
+    for request_id in range(NUM_IN_FLIGHT):
+        now = Ns(now + 1_000_000)
+        request = RouteRequest(
+            request_id=-1 - request_id,
+            block_names=tuple(_names(rng.randbytes(16 * 32))),
+            num_tokens=512,
+            arrived_ns=now,
+        )
+        core.handle(now, RouteArrive(request))
+        if rng.random() < 0.9:
+            core.handle(now, RouteStarted(request.request_id))
+    for index in range(num_workers):
+        load = WorkerLoad(
+            num_running=4,
+            num_waiting=0,
+            num_queued_prefill_tokens=rng.randrange(1024),
+            num_kv_tokens=4096,
+            num_free_blocks=1 << 19,
+            num_cached_blocks=1 << 19,
+            num_pinned_blocks=0,
+        )
+        core.handle(now, WorkerStats(WorkerId(index), load))
+    return now
+
+
+def _decide(
+    core: RouterCore, now: Ns, prompts: Sequence[Sequence[bytes]]
+) -> tuple[list[float], float]:
+    taken_us: list[float] = []
+    num_hits = 0
+    for request_id, names in enumerate(prompts):
+        now = Ns(now + 1_000)
+        request = RouteRequest(
+            request_id=request_id,
+            block_names=tuple(names),
+            num_tokens=NUM_PROMPT_TOKENS + 7,
+            arrived_ns=now,
+        )
+        event = RouteArrive(request)
+        started = time.perf_counter_ns()
+        effects = core.handle(now, event)
+        taken_us.append((time.perf_counter_ns() - started) / 1e3)
+        (dispatch,) = effects
+        assert isinstance(dispatch, Dispatch)
+        num_hits += dispatch.decision.chosen.num_hit_blocks
+        core.handle(now, RouteDone(request_id))
+    return taken_us, num_hits / len(prompts)
+
+
+def _ask(rng: Random, prompt: bytes) -> list[bytes]:
+    """A prompt that shares its first half with a cached one."""
+    half = 8 * NUM_BLOCKS
+    return _names(prompt[:half] + rng.randbytes(half))
+
+
+def _names(prompt: bytes) -> list[bytes]:
+    return [prompt[start : start + 16] for start in range(0, len(prompt), 16)]
+
+
+def _fresh(names: Sequence[bytes]) -> list[bytes]:
+    """The same names as objects whose hash nobody has computed."""
+    return _names(b"".join(names))
+
+
+def _time(
+    find: Callable[[Sequence[bytes]], object], prompts: Sequence[Sequence[bytes]]
+) -> list[float]:
+    taken_us: list[float] = []
+    for names in prompts:
+        started = time.perf_counter_ns()
+        find(names)
+        taken_us.append((time.perf_counter_ns() - started) / 1e3)
+    return taken_us
+
+
+def _resident_bytes() -> int:
+    """Of this process, on Linux."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096

@@ -1,0 +1,139 @@
+"""What a policy is worth: the same traffic through the simulator under each, with the router and
+the engines that production runs.
+
+Decides the traffic; refuses to know how a policy chooses.
+"""
+
+from random import Random
+from statistics import fmean
+
+import msgspec
+
+from headrace.bench.loads import Spread
+from headrace.core.base.events import Finish
+from headrace.core.base.plan import WorkerSpec
+from headrace.core.base.request import SeqSpec, Slo
+from headrace.core.base.sampling import SamplingParams
+from headrace.core.base.types import NS_PER_S, Ns, SeqId
+from headrace.core.config.schema import RouterConfig, WorkerConfig
+from headrace.core.cost.fitted import FittedCostModel
+from headrace.sim.cluster import Cluster, ClusterReport, simulate_cluster
+
+POLICIES = ("round_robin", "least_loaded", "prefix", "kv")
+VOCAB = 1 << 15
+BLOCK_SIZE = 16
+
+
+class Traffic(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests of which each begins with one of some prefixes; they come at random (Poisson)."""
+
+    num_requests: int = 1500
+    rate_per_s: float = 12.0
+    num_prompt_tokens: int = 1024
+    shared: float = 0.7  # share of the prompt that is prefix
+    num_prefixes: int = 48
+    skew: float = 0.0  # popularity of the i-th prefix is i**-skew (Zipf); 0 = all alike
+    num_output_tokens: int = 32
+    slo: Slo = Slo(ttft_ms=1000.0, tpot_ms=100.0)
+    seed: int = 1
+
+
+class PolicyReport(msgspec.Struct, frozen=True, kw_only=True):
+    policy: str
+    rate_per_s: float
+    hit_rate: float  # prompt tokens found in the cache
+    ttft_ms: Spread
+    tpot_ms: Spread
+    goodput: float  # share of requests that met every limit
+    goodput_per_s: float
+    trace_hash: str
+
+
+def arrivals(traffic: Traffic) -> list[tuple[Ns, SeqSpec]]:
+    rng = Random(traffic.seed)
+    num_shared = round(traffic.shared * traffic.num_prompt_tokens)
+    prefixes = [_tokens(rng, num_shared) for _ in range(traffic.num_prefixes)]
+    weights = [(rank + 1) ** -traffic.skew for rank in range(traffic.num_prefixes)]
+    now_s = 0.0
+    found: list[tuple[Ns, SeqSpec]] = []
+    for index in range(traffic.num_requests):
+        now_s += rng.expovariate(traffic.rate_per_s)
+        at_ns = Ns(round(now_s * NS_PER_S))
+        (prefix,) = rng.choices(prefixes, weights)
+        prompt = prefix + _tokens(rng, traffic.num_prompt_tokens - num_shared)
+        params = SamplingParams(max_tokens=traffic.num_output_tokens, ignore_eos=True)
+        spec = SeqSpec(
+            seq_id=SeqId(index),
+            request_id=str(index),
+            prompt_tokens=prompt,
+            params=params,
+            slo=traffic.slo,
+            arrived_ns=at_ns,
+        )
+        found.append((at_ns, spec))
+    return found
+
+
+def cluster_of(traffic: Traffic, policy: str, *, num_workers: int = 4) -> Cluster:
+    """Workers as large as a laptop's: each has room for a third of the prefixes and some requests.
+
+    Steps take what the prior of the cost model says.
+    """
+    num_blocks = traffic.num_prompt_tokens // BLOCK_SIZE * max(24, traffic.num_prefixes // 3)
+    return Cluster(
+        num_workers=num_workers,
+        router=RouterConfig(policy=policy),
+        worker=WorkerConfig(),
+        spec=WorkerSpec(
+            model_digest="00",
+            kv_dtype="bf16",
+            block_size=BLOCK_SIZE,
+            num_blocks=num_blocks,
+            max_model_len=8192,
+            vocab_size=VOCAB,
+        ),
+        cost=FittedCostModel.prior(),
+        arrivals=arrivals(traffic),
+    )
+
+
+def compare(traffic: Traffic) -> list[PolicyReport]:
+    """Each policy with the same requests."""
+    return [
+        report(traffic, policy, simulate_cluster(cluster_of(traffic, policy)))
+        for policy in POLICIES
+    ]
+
+
+def report(traffic: Traffic, policy: str, outcome: ClusterReport) -> PolicyReport:
+    fates = [fate for fate in outcome.fates.values() if isinstance(fate.end, Finish)]
+    slo = traffic.slo
+    num_good = sum(
+        fate.ttft_ms <= (slo.ttft_ms or 1e18) and fate.tpot_ms <= (slo.tpot_ms or 1e18)
+        for fate in fates
+    )
+    num_prompt_tokens = sum(len(fate.spec.prompt_tokens) for fate in fates)
+    return PolicyReport(
+        policy=policy,
+        rate_per_s=traffic.rate_per_s,
+        hit_rate=sum(fate.num_cached_tokens for fate in fates) / num_prompt_tokens,
+        ttft_ms=Spread.of(fate.ttft_ms for fate in fates),
+        tpot_ms=Spread.of(fate.tpot_ms for fate in fates),
+        goodput=num_good / len(outcome.fates),
+        goodput_per_s=num_good / (outcome.end_ns / NS_PER_S),
+        trace_hash=outcome.trace_hash,
+    )
+
+
+def mean_gain(reports: list[PolicyReport]) -> float:
+    """Mean TTFT of the best policy without a prefix index, by that of `kv`."""
+    by_policy = {one.policy: one.ttft_ms.mean for one in reports}
+    return min(by_policy["round_robin"], by_policy["least_loaded"]) / by_policy["kv"]
+
+
+def mean_hit_rate(reports: list[PolicyReport]) -> float:
+    return fmean(one.hit_rate for one in reports)
+
+
+def _tokens(rng: Random, count: int) -> tuple[int, ...]:
+    return tuple(rng.choices(range(VOCAB), k=count))
