@@ -86,10 +86,12 @@ def service_times(
 ) -> ServiceTimes:
     """Raises ConfigError for numbers out of range."""
     num_gpus = USUAL_GPUS if asked.num_gpus is None else asked.num_gpus
-    per_worker = cost.layout.tp * cost.layout.pp
+    per_worker = cost.layout.tp
     check_range("--gpus", num_gpus, 1, MAX_WORKERS * per_worker)
     if cost.layout.dp > 1:
         raise ConfigError("--dp is the number of workers here", hint="say --gpus instead")
+    if cost.layout.pp > 1:
+        raise ConfigError("--pp: stages overlap, which these models do not know", hint="say --tp")
     if num_gpus % per_worker:
         raise ConfigError(
             "devices are left over",

@@ -55,8 +55,8 @@ class Goodput(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     output_tokens: int
     slo: Slo
-    prefill_gpu_s_per_request: float
-    decode_gpu_s_per_request: float
+    prefill_worker_s_per_request: float
+    decode_worker_s_per_request: float
     design_batch_seqs: int
     design_step_s: float
     capacity_per_s: float  # all workers always busy at the design batch
@@ -85,8 +85,8 @@ def compute_goodput(
         prompt_tokens=service.prompt_tokens,
         output_tokens=service.output_tokens,
         slo=slo,
-        prefill_gpu_s_per_request=service.prefill_s,
-        decode_gpu_s_per_request=service.decode_s,
+        prefill_worker_s_per_request=service.prefill_s,
+        decode_worker_s_per_request=service.decode_s,
         design_batch_seqs=service.design_batch_seqs,
         design_step_s=service.design_step_s,
         capacity_per_s=service.capacity_per_s,
@@ -196,13 +196,12 @@ def judge(
 
 def gains(verdicts: Sequence[Verdict]) -> dict[str, float]:
     """The best split's sustainable load to that of co-located workers that prefill first."""
-    found = {}
-    for model in dict.fromkeys(verdict.model for verdict in verdicts):
-        by_mode: dict[str, float] = {}
-        for verdict in verdicts:
-            if verdict.model == model:
-                most = max(verdict.sustainable_per_s, by_mode.get(verdict.mode, 0.0))
-                by_mode[verdict.mode] = most
-        if queueing.SPLIT in by_mode and by_mode[queueing.PREFILL_FIRST] > 0:
-            found[model] = by_mode[queueing.SPLIT] / by_mode[queueing.PREFILL_FIRST]
-    return found
+    best: dict[tuple[str, str], float] = {}
+    for one in verdicts:
+        key = one.model, one.mode
+        best[key] = max(one.sustainable_per_s, best.get(key, 0.0))
+    return {
+        model: best[model, queueing.SPLIT] / most
+        for (model, mode), most in best.items()
+        if mode == queueing.PREFILL_FIRST and most > 0 and (model, queueing.SPLIT) in best
+    }

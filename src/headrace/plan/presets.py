@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
+from math import isinf
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -47,7 +48,7 @@ class AcceleratorRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             "fp8": self.fp8_tflop_per_s,
             "fp4": self.fp4_tflop_per_s,
         }
-        _check_positive(self, "bf16_tflop_per_s", "memory_gb", "memory_tb_per_s", "scaleup_gpus")
+        check_row(self, "bf16_tflop_per_s", "memory_gb", "memory_tb_per_s", "scaleup_gpus")
         return Accelerator(
             name=self.name,
             flop_per_s_by_dtype={dtype: rate * 1e12 for dtype, rate in rates.items() if rate},
@@ -91,14 +92,10 @@ class ModelRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     source: str = "given by the operator"
 
     def build(self) -> ModelShape:
-        _check_positive(self, "params_b", "layers", "hidden", "heads", "vocab")
-        if not self.kv_lora:
-            _check_positive(self, "kv_heads", "head_dim")
-        if self.experts:
-            _check_positive(self, "top_k", "moe_ffn")
+        self._check()
         num_moe_layers = self.layers - self.dense_layers if self.experts else 0
         table = float(self.vocab * self.hidden)
-        return ModelShape(
+        shape = ModelShape(
             name=self.name,
             num_layers=self.layers,
             hidden=self.hidden,
@@ -115,6 +112,25 @@ class ModelRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             source=self.source,
             **self._attention(),
         )
+        if shape.shared_params <= 0:
+            raise ConfigError(
+                f"{self.name}: tables and experts alone have more parameters than that",
+                params_b=self.params_b,
+            )
+        return shape
+
+    def _check(self) -> None:
+        attention = () if self.kv_lora else ("kv_heads", "head_dim")
+        experts = ("top_k", "moe_ffn") if self.experts else ()
+        check_row(self, "params_b", "layers", "hidden", "heads", "vocab", *attention, *experts)
+        for part, whole in (
+            ("top_k", "experts"),
+            ("dense_layers", "layers"),
+            ("window_layers", "layers"),
+        ):
+            if getattr(self, part) > getattr(self, whole):
+                values = {part: getattr(self, part), whole: getattr(self, whole)}
+                raise ConfigError(f"{self.name}: {part} is more than {whole}", **values)
 
     def _attention(self) -> dict[str, Any]:
         """A query meets a key with 2 FLOP for each dimension of the key, and the same of a value.
@@ -217,7 +233,14 @@ def read_table(file: str, row_type: type[Found]) -> Iterable[Found]:
         yield msgspec.convert(given, row_type, strict=False)
 
 
-def _check_positive(row: AcceleratorRow | ModelRow, *fields: str) -> None:
-    wrong = {field: getattr(row, field) for field in fields if not getattr(row, field) > 0}
+def check_row(row: AcceleratorRow | ModelRow, *needed: str) -> None:
+    """Raises ConfigError unless the needed fields are more than 0, and no other is less."""
+    numbers: dict[str, Any] = {
+        field: value
+        for field, value in msgspec.structs.asdict(row).items()
+        if isinstance(value, int | float)
+    }
+    wrong = {field: value for field, value in numbers.items() if not value >= 0 or isinf(value)}
+    wrong |= {field: numbers[field] for field in needed if not numbers[field] > 0}
     if wrong:
-        raise ConfigError(f"{row.name}: must be more than 0", **wrong)
+        raise ConfigError(f"{row.name}: must be numbers more than 0", **wrong)

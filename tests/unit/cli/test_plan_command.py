@@ -166,6 +166,7 @@ def test_pictures(
         ("goodput --load nan", "--load is nan"),
         ("goodput --gpus 7 --tp 2", "make --gpus a multiple of 2"),
         ("goodput --dp 2", "say --gpus instead"),
+        ("goodput --pp 2", "stages overlap"),
         ("goodput --ttft-ms -1", "--ttft-ms is -1"),
         ("goodput --chunk 0", "--chunk is 0"),
         ("goodput --kv-link-gb-s 0", "--kv-link-gb-s is 0"),

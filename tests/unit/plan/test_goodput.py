@@ -51,9 +51,9 @@ def test_every_printed_digit_of_the_page(found: Goodput) -> None:
 
 
 def test_the_steps_behind_the_page(found: Goodput) -> None:
-    assert found.prefill_gpu_s_per_request == pytest.approx(0.434863, abs=1e-6)
+    assert found.prefill_worker_s_per_request == pytest.approx(0.434863, abs=1e-6)
     assert found.design_step_s == pytest.approx(0.061354, abs=1e-6)
-    assert found.decode_gpu_s_per_request == pytest.approx(0.122708, abs=1e-6)
+    assert found.decode_worker_s_per_request == pytest.approx(0.122708, abs=1e-6)
     assert found.utilisation == pytest.approx(0.41818, abs=1e-5)
     assert found.kv_transfer_bytes_per_request == 491_520_000
 

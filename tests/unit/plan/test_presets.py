@@ -68,6 +68,24 @@ def test_all_faults_of_a_file_are_told(tmp_path: Path) -> None:
     assert "haeds" in text
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        ("params_b = 0.1", "params_b = 0.0001", "tables and experts alone"),
+        ("params_b = 0.1", "params_b = nan", "params_b=nan"),
+        ("memory_tb_per_s = 1.5", "memory_tb_per_s = inf", "memory_tb_per_s=inf"),
+        ("vocab = 1000", "vocab = 1000\nwindow_layers = 5", "window_layers is more than layers"),
+        ("vocab = 1000", "vocab = 1000\nexperts = 4", "top_k=0"),
+        ("memory_gb = 48", "memory_gb = 48\nscaleup_gb_per_s = -1", "scaleup_gb_per_s=-1"),
+    ],
+)
+def test_rows_that_cannot_be(tmp_path: Path, before: str, after: str, told: str) -> None:
+    file = tmp_path / "own.toml"
+    file.write_text(OWN.replace(before, after))
+    with pytest.raises(ConfigError, match=told):
+        presets_with(str(file))
+
+
 @pytest.mark.parametrize("name", ["none.toml", "broken.toml"])
 def test_a_file_that_cannot_be_read(tmp_path: Path, name: str) -> None:
     (tmp_path / "broken.toml").write_text("[[[")
