@@ -6,15 +6,8 @@ import msgspec
 from rich.table import Table
 
 from headrace.cli.plan_answer import check_plot, give, right_aligned
-from headrace.cli.plan_flags import (
-    AnswerFlags,
-    LayoutFlags,
-    TargetFlags,
-    WorkloadFlags,
-    check_range,
-    engine_and_cost,
-    reference_cost,
-)
+from headrace.cli.plan_flags import AnswerFlags, LayoutFlags, TargetFlags, WorkloadFlags
+from headrace.cli.plan_target import check_range, engine_and_cost, profile_of, reference_cost
 from headrace.core.base.errors import ConfigError
 from headrace.core.base.request import Slo
 from headrace.core.cost.datasheet import DataSheetCostModel
@@ -53,13 +46,12 @@ def goodput(
     answer: AnswerFlags,
 ) -> int:
     check_plot(answer)
-    flags = workload or WorkloadFlags()
     if asked.preset is not None:
         engine, cost = Engine(), reference_cost(asked.preset, target, layout)
-        profile = flags.profile(REFERENCE_TRAFFIC)
+        profile = profile_of(workload, REFERENCE_TRAFFIC)
     else:
         engine, cost = engine_and_cost(target or TargetFlags(), layout)
-        profile = flags.profile()
+        profile = profile_of(workload)
     service = service_times(asked, cost, profile)
     slo = limits(asked, profile)
     load = asked.load_per_s

@@ -5,16 +5,14 @@ from collections.abc import Sequence
 from rich.table import Table
 
 from headrace.cli.plan_answer import check_plot, give, right_aligned, seconds
-from headrace.cli.plan_flags import (
+from headrace.cli.plan_flags import AnswerFlags, LayoutFlags, TargetFlags, WorkloadFlags
+from headrace.cli.plan_target import (
     MAX_GPUS,
     MAX_SEQS,
     MAX_TOKENS,
-    AnswerFlags,
-    LayoutFlags,
-    TargetFlags,
-    WorkloadFlags,
     check_range,
     engine_and_cost,
+    profile_of,
     reference_cost,
 )
 from headrace.core.base.errors import ConfigError
@@ -110,7 +108,7 @@ def parallel(
     check_range("--gpus", num_gpus, 1, MAX_GPUS)
     check_range("--concurrency", concurrency, 1, MAX_SEQS)
     engine, cost = engine_and_cost(target or TargetFlags())
-    profile = (workload or WorkloadFlags()).profile()
+    profile = profile_of(workload)
     found = compute_parallel(
         cost, profile, num_gpus=num_gpus, concurrency=concurrency, engine=engine
     )

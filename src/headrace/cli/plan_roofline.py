@@ -3,14 +3,12 @@
 from rich.table import Table
 
 from headrace.cli.plan_answer import check_plot, give, right_aligned, seconds, short, tenths
-from headrace.cli.plan_flags import (
+from headrace.cli.plan_flags import AnswerFlags, LayoutFlags, TargetFlags, WorkloadFlags
+from headrace.cli.plan_target import (
     MAX_SEQS,
-    AnswerFlags,
-    LayoutFlags,
-    TargetFlags,
-    WorkloadFlags,
     check_range,
     engine_and_cost,
+    profile_of,
     reference_cost,
 )
 from headrace.core.cost.datasheet import DataSheetCostModel
@@ -33,13 +31,12 @@ def roofline(
     check_plot(answer)
     batch = USUAL_BATCH if batch is None else batch
     check_range("--batch", batch, 1, MAX_SEQS)
-    asked = workload or WorkloadFlags()
     if preset is not None:
         engine, cost = Engine(), reference_cost(preset, target, layout)
-        profile = asked.profile(REFERENCE_BATCH)
+        profile = profile_of(workload, REFERENCE_BATCH)
     else:
         engine, cost = engine_and_cost(target or TargetFlags(), layout)
-        profile = asked.profile()
+        profile = profile_of(workload)
     found = compute_roofline(
         cost,
         prompt_tokens=profile.prompt_tokens,

@@ -7,7 +7,8 @@ import msgspec
 from rich.table import Table
 
 from headrace.cli.plan_answer import check_plot, give, right_aligned
-from headrace.cli.plan_flags import AnswerFlags, check_range
+from headrace.cli.plan_flags import AnswerFlags
+from headrace.cli.plan_target import check_range
 from headrace.core.base.errors import ConfigError
 from headrace.core.workload.traces import TraceRequest, parse_mooncake
 from headrace.plan.engines import Provenance

@@ -13,7 +13,7 @@ import msgspec
 
 from headrace.core.base.request import Slo
 from headrace.plan import page, queueing
-from headrace.plan.service import Latencies, ServiceTimes, Split
+from headrace.plan.service import Latencies, ServiceTimes, Split, find_excess
 
 CURVE_POINTS = 60
 BISECTIONS = 60
@@ -125,20 +125,11 @@ def split_candidate(service: ServiceTimes, split: Split) -> Candidate:
     return Candidate(CLOSED_FORM, queueing.SPLIT, latencies_at, split)
 
 
-def find_excess(latencies: Latencies | None, slo: Slo, output_tokens: int) -> str:
-    """The first limit that the means exceed; "" = none. E2E counts a step for each token."""
+def excess_of(latencies: Latencies | None, slo: Slo, output_tokens: int) -> str:
+    """What the means break: the first limit, or capacity; "" = nothing."""
     if latencies is None:
         return "capacity"
-    e2e_s = latencies.ttft_s + output_tokens * latencies.tpot_s
-    limits = {
-        "ttft": (latencies.ttft_s, slo.ttft_ms),
-        "tpot": (latencies.tpot_s, slo.tpot_ms),
-        "e2e": (e2e_s, slo.e2e_ms),
-    }
-    for name, (actual_s, limit_ms) in limits.items():
-        if limit_ms is not None and actual_s * 1000 > limit_ms:
-            return name
-    return ""
+    return find_excess(slo, latencies.ttft_s, latencies.tpot_s, output_tokens)
 
 
 def find_sustainable(one: Candidate, slo: Slo, service: ServiceTimes) -> tuple[float, str]:
@@ -148,7 +139,7 @@ def find_sustainable(one: Candidate, slo: Slo, service: ServiceTimes) -> tuple[f
     """
 
     def excess_at(load_per_s: float) -> str:
-        return find_excess(one.latencies_at(load_per_s), slo, service.output_tokens)
+        return excess_of(one.latencies_at(load_per_s), slo, service.output_tokens)
 
     low, high = 0.0, service.num_workers / service.prefill_s
     while not excess_at(high):
@@ -187,7 +178,7 @@ def judge(
         ttft_s=found.ttft_s if found else None,
         tpot_s=found.tpot_s if found else None,
         decode_seqs=found.decode_seqs if found else None,
-        is_good=not find_excess(found, slo, service.output_tokens),
+        is_good=not excess_of(found, slo, service.output_tokens),
         sustainable_per_s=sustainable_per_s,
         binds=binds,
         goodput_per_s_by_load=tuple(chain(below, corner, above)),

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from headrace.core.base.request import Slo
 from headrace.core.base.types import NS_PER_S
 from headrace.core.cost.datasheet import DataSheetCostModel
 from headrace.core.cost.hardware import Layout, ModelShape
 from headrace.core.workload.profiles import WorkloadProfile
 from headrace.plan.engines import Engine, Provenance
+from headrace.plan.service import find_excess
 from headrace.plan.steps import (
     closed_loop,
     decode_shape,
@@ -146,17 +146,8 @@ def layout_figures(
         link_share=times.link_ns / times.total_ns,
         link_bytes_per_step_per_gpu=cost.work(shape).link_bytes,
         usd_per_million_output_tokens=usd_per_token * 1e6 if usd_per_token else None,
-        meets_limits=meets(profile.slo, ttft_s, tpot_s, output),
+        meets_limits=not find_excess(profile.slo, ttft_s, tpot_s, output),
     )
-
-
-def meets(slo: Slo, ttft_s: float, tpot_s: float, output_tokens: int) -> bool:
-    limits = (
-        (slo.ttft_ms, ttft_s),
-        (slo.tpot_ms, tpot_s),
-        (slo.e2e_ms, ttft_s + output_tokens * tpot_s),
-    )
-    return all(limit is None or actual * 1000 <= limit for limit, actual in limits)
 
 
 def check_rules(figures: Sequence[LayoutFigures], domain: int) -> Iterator[Rule]:
@@ -184,7 +175,7 @@ def check_rules(figures: Sequence[LayoutFigures], domain: int) -> Iterator[Rule]
     yield from compare(
         "whole experts on ranks give more tokens than sliced ones",
         [one for one in figures if one.layout.ep > 1],
-        [one for one in figures if one.layout.ep == 1] if any_experts(figures) else [],
+        [one for one in figures if one.layout.ep == 1],
         is_rate=True,
     )
 
@@ -193,10 +184,6 @@ def replica_gpus(one: LayoutFigures) -> int:
     """Devices that serve nobody without one another."""
     layout = one.layout
     return layout.num_gpus if layout.ep > 1 else layout.tp * layout.pp
-
-
-def any_experts(figures: Sequence[LayoutFigures]) -> bool:
-    return any(one.layout.ep > 1 for one in figures)
 
 
 def compare(

@@ -1,4 +1,4 @@
-"""What requests ask of a worker in seconds, before any of them waits for another."""
+"""What requests ask of a worker in seconds, before any waits for another, and their limits."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,6 +6,7 @@ from functools import cached_property, partial
 
 import msgspec
 
+from headrace.core.base.request import Slo
 from headrace.core.base.types import NS_PER_S
 from headrace.core.cost.datasheet import DataSheetCostModel
 from headrace.core.cost.model import StepShape
@@ -106,3 +107,19 @@ class ServiceTimes:
 
     def _seconds(self, shape: StepShape) -> float:
         return self.cost.times(shape).total_ns / NS_PER_S
+
+
+def find_excess(slo: Slo, ttft_s: float, tpot_s: float, output_tokens: int) -> str:
+    """The first stated limit that means exceed; "" = none. E2E counts a step for each token.
+
+    A limit on ITL is about single gaps, of which means know nothing.
+    """
+    limits = {
+        "ttft": (slo.ttft_ms, ttft_s),
+        "tpot": (slo.tpot_ms, tpot_s),
+        "e2e": (slo.e2e_ms, ttft_s + output_tokens * tpot_s),
+    }
+    for name, (limit_ms, actual_s) in limits.items():
+        if limit_ms is not None and actual_s * 1000 > limit_ms:
+            return name
+    return ""
