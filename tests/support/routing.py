@@ -1,6 +1,7 @@
 """A RouterCore driven by hand, with `check()` after every event."""
 
 from hashlib import sha256
+from typing import Any
 
 from headrace.core.base.events import BlockRemoved, BlockStored, CallAt, Timer
 from headrace.core.base.plan import WorkerSpec
@@ -46,8 +47,8 @@ def spec(**fields: object) -> WorkerSpec:
     return WorkerSpec(**given)  # type: ignore[arg-type]
 
 
-def load(**fields: float) -> WorkerLoad:
-    given: dict[str, float] = {
+def load(**fields: float | None) -> WorkerLoad:
+    given: dict[str, Any] = {
         "num_running": 0,
         "num_waiting": 0,
         "num_queued_prefill_tokens": 0,

@@ -40,14 +40,16 @@ class RouteRequest(msgspec.Struct, frozen=True, kw_only=True):
 class WorkerLoad(msgspec.Struct, frozen=True, kw_only=True):
     """What a worker tells about itself, all requests of all front ends together.
 
-    A figure that is not a number, or negative, makes the whole unknown.
+    A figure that is not a number, or negative, makes the whole unknown. None = the worker does not
+    tell this one: the router's own bookings stand.
     """
 
     num_running: int | float
     num_waiting: int | float
-    num_queued_prefill_tokens: int | float  # known tokens yet to be computed, running ones included
-    num_kv_tokens: int | float  # held by running sequences
-    num_free_blocks: int | float
+    # Known tokens yet to be computed, running ones included.
+    num_queued_prefill_tokens: int | float | None
+    num_kv_tokens: int | float | None  # held by running sequences
+    num_free_blocks: int | float | None
     num_cached_blocks: int | float  # held by nobody, kept for reuse
     num_pinned_blocks: int | float
 

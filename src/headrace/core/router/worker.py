@@ -191,7 +191,7 @@ class Worker:
 
     def reconcile(self, now: Ns, load: WorkerLoad, num_received: int | None, fresh_ns: int) -> bool:
         """Take the worker's word. False, with nothing changed, where it makes no sense."""
-        figures = [float(figure) for figure in msgspec.structs.astuple(load)]
+        figures = [figure for figure in msgspec.structs.astuple(load) if figure is not None]
         if not all(isfinite(figure) and figure >= 0.0 for figure in figures):
             return False
         # Without its word on what it had received: what was sent before it spoke last time has
@@ -201,16 +201,21 @@ class Worker:
         seen = [booking for booking in pending if booking.number < received]
         unseen = pending[len(seen) :]
         own = seen if num_received is not None else pending
-        self._reconcile_prefill(seen, unseen, own, int(load.num_queued_prefill_tokens))
+        if load.num_queued_prefill_tokens is None:
+            self._drain(now)
+        else:
+            self._reconcile_prefill(seen, unseen, own, int(load.num_queued_prefill_tokens))
         own_seqs = self._started_seqs + sum(booking.request.num_choices for booking in own)
         self._foreign_seqs = max(0, int(load.num_running + load.num_waiting) - own_seqs)
-        self._foreign_kv_tokens = max(0, int(load.num_kv_tokens) - self._started_kv_tokens)
-        # Those that wait at the worker hold nothing yet.
-        without = unseen + (seen[-int(load.num_waiting) :] if load.num_waiting >= 1 else [])
-        num_blocks = int(load.num_free_blocks + load.num_cached_blocks)
-        self._num_free_tokens = num_blocks * self.spec.block_size - sum(
-            booking.num_new_tokens for booking in without
-        )
+        if load.num_kv_tokens is not None:
+            self._foreign_kv_tokens = max(0, int(load.num_kv_tokens) - self._started_kv_tokens)
+        if load.num_free_blocks is not None:
+            # Those that wait at the worker hold nothing yet.
+            without = unseen + (seen[-int(load.num_waiting) :] if load.num_waiting >= 1 else [])
+            num_blocks = int(load.num_free_blocks + load.num_cached_blocks)
+            self._num_free_tokens = num_blocks * self.spec.block_size - sum(
+                booking.num_new_tokens for booking in without
+            )
         self._num_dispatched_before = self.num_dispatched
         self.stats_ns = self._drained_ns = now
         self.fresh_until_ns = Ns(now + fresh_ns)

@@ -27,7 +27,7 @@ class Bench:
         self.worker.book(booking)
         return booking
 
-    def hear(self, now: int = 0, received: int | None = None, **fields: float) -> bool:
+    def hear(self, now: int = 0, received: int | None = None, **fields: float | None) -> bool:
         heard = self.worker.reconcile(Ns(now), load(**fields), received, FRESH_NS)
         self.worker.check()
         return heard
@@ -148,3 +148,15 @@ def test_sums_that_are_wrong_are_loud() -> None:
     booking.remaining_ns -= 1
     with pytest.raises(InvariantError, match="miscounted"):
         bench.worker.check()
+
+
+def test_what_a_worker_does_not_tell_stays_as_booked() -> None:
+    bench = Bench()
+    one, _ = bench.book(1, 512), bench.book(2, 512)
+    before = bench.worker.tokens_left
+    untold = {"num_queued_prefill_tokens": None, "num_kv_tokens": None, "num_free_blocks": None}
+    assert bench.hear(now=one.prefill_ns // 2, num_running=5, **untold)
+    # Time that passes is still taken for progress; only the sequences of others are news.
+    assert bench.due_ns(one.prefill_ns // 2) == one.prefill_ns // 2 + one.prefill_ns
+    assert bench.worker.num_seqs == 5
+    assert bench.worker.tokens_left == before
