@@ -11,6 +11,8 @@ from headrace.bench.kernels import KernelReport
 from headrace.bench.loads import LoadReport
 from headrace.bench.machine import Machine
 from headrace.bench.precision import Precision
+from headrace.bench.router import RouterReport
+from headrace.bench.routing import PolicyReport
 from headrace.bench.scheduler import StepOverhead
 from headrace.bench.sides import Comparison, Side
 from headrace.bench.tables import (
@@ -18,7 +20,9 @@ from headrace.bench.tables import (
     kernel_table,
     limit_table,
     load_table,
+    policy_table,
     precision_table,
+    router_table,
     scheduler_table,
 )
 
@@ -34,6 +38,8 @@ class Results(msgspec.Struct, omit_defaults=True, kw_only=True):
     sides: list[Side] = msgspec.field(default_factory=list)
     comparisons: list[Comparison] = msgspec.field(default_factory=list)
     scheduler: list[StepOverhead] = msgspec.field(default_factory=list)
+    router: RouterReport | None = None
+    policies: list[PolicyReport] = msgspec.field(default_factory=list)
     precision: list[Precision] = msgspec.field(default_factory=list)
     install: Install | None = None
     kernels: KernelReport | None = None
@@ -61,6 +67,10 @@ def show(results: Results, console: Console) -> None:
         console.print(comparison_table(results.sides, results.comparisons))
     if results.scheduler:
         console.print(scheduler_table(results.scheduler))
+    if results.router:
+        console.print(router_table(results.router))
+    if results.policies:
+        console.print(policy_table(results.policies))
     if results.precision:
         console.print(precision_table(results.precision))
     if results.install:

@@ -5,7 +5,6 @@ Decides the traffic; refuses to know how a policy chooses.
 """
 
 from random import Random
-from statistics import fmean
 
 import msgspec
 
@@ -19,6 +18,7 @@ from headrace.core.config.schema import RouterConfig, WorkerConfig
 from headrace.core.cost.fitted import FittedCostModel
 from headrace.sim.cluster import Cluster, ClusterReport, simulate_cluster
 
+TTFT_LIMIT_MS, TPOT_LIMIT_MS = 1000.0, 100.0
 POLICIES = ("round_robin", "least_loaded", "prefix", "kv")
 VOCAB = 1 << 15
 BLOCK_SIZE = 16
@@ -27,18 +27,28 @@ BLOCK_SIZE = 16
 class Traffic(msgspec.Struct, frozen=True, kw_only=True):
     """Requests of which each begins with one of some prefixes; they come at random (Poisson)."""
 
-    num_requests: int = 1500
-    rate_per_s: float = 12.0
+    name: str = "even"
+    num_requests: int = 600
+    rate_per_s: float = 8.0
     num_prompt_tokens: int = 1024
     shared: float = 0.7  # share of the prompt that is prefix
     num_prefixes: int = 48
     skew: float = 0.0  # popularity of the i-th prefix is i**-skew (Zipf); 0 = all alike
     num_output_tokens: int = 32
-    slo: Slo = Slo(ttft_ms=1000.0, tpot_ms=100.0)
     seed: int = 1
 
 
+TRAFFICS = (
+    Traffic(rate_per_s=4.0),
+    Traffic(rate_per_s=6.0),
+    Traffic(rate_per_s=8.0),
+    Traffic(name="few are hot", rate_per_s=8.0, skew=1.5),
+    Traffic(name="nothing shared", rate_per_s=4.0, shared=0.0),
+)
+
+
 class PolicyReport(msgspec.Struct, frozen=True, kw_only=True):
+    traffic: str
     policy: str
     rate_per_s: float
     hit_rate: float  # prompt tokens found in the cache
@@ -67,7 +77,7 @@ def arrivals(traffic: Traffic) -> list[tuple[Ns, SeqSpec]]:
             request_id=str(index),
             prompt_tokens=prompt,
             params=params,
-            slo=traffic.slo,
+            slo=Slo(ttft_ms=TTFT_LIMIT_MS, tpot_ms=TPOT_LIMIT_MS),
             arrived_ns=at_ns,
         )
         found.append((at_ns, spec))
@@ -107,13 +117,12 @@ def compare(traffic: Traffic) -> list[PolicyReport]:
 
 def report(traffic: Traffic, policy: str, outcome: ClusterReport) -> PolicyReport:
     fates = [fate for fate in outcome.fates.values() if isinstance(fate.end, Finish)]
-    slo = traffic.slo
     num_good = sum(
-        fate.ttft_ms <= (slo.ttft_ms or 1e18) and fate.tpot_ms <= (slo.tpot_ms or 1e18)
-        for fate in fates
+        fate.ttft_ms <= TTFT_LIMIT_MS and fate.tpot_ms <= TPOT_LIMIT_MS for fate in fates
     )
     num_prompt_tokens = sum(len(fate.spec.prompt_tokens) for fate in fates)
     return PolicyReport(
+        traffic=traffic.name,
         policy=policy,
         rate_per_s=traffic.rate_per_s,
         hit_rate=sum(fate.num_cached_tokens for fate in fates) / num_prompt_tokens,
@@ -123,16 +132,6 @@ def report(traffic: Traffic, policy: str, outcome: ClusterReport) -> PolicyRepor
         goodput_per_s=num_good / (outcome.end_ns / NS_PER_S),
         trace_hash=outcome.trace_hash,
     )
-
-
-def mean_gain(reports: list[PolicyReport]) -> float:
-    """Mean TTFT of the best policy without a prefix index, by that of `kv`."""
-    by_policy = {one.policy: one.ttft_ms.mean for one in reports}
-    return min(by_policy["round_robin"], by_policy["least_loaded"]) / by_policy["kv"]
-
-
-def mean_hit_rate(reports: list[PolicyReport]) -> float:
-    return fmean(one.hit_rate for one in reports)
 
 
 def _tokens(rng: Random, count: int) -> tuple[int, ...]:

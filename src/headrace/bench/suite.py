@@ -18,6 +18,9 @@ from headrace.bench.machine import machine, peak_memory_bytes
 from headrace.bench.precision import TEXTS, measure_precision, read_texts
 from headrace.bench.prompts import PromptWriter
 from headrace.bench.results import Results
+from headrace.bench.router import measure as measure_router
+from headrace.bench.routing import TRAFFICS
+from headrace.bench.routing import compare as compare_policies
 from headrace.bench.scheduler import measure_all
 from headrace.bench.server import served_model, serving
 from headrace.bench.sides import compare, run_sides
@@ -103,6 +106,15 @@ def run_scheduler_part() -> Results:
     results = Results(machine=machine())
     results.scheduler = measure_all()
     return results
+
+
+def run_router_part(num_workers: int, num_replicas: int, num_decisions: int) -> Results:
+    """Decisions are measured here and now; what policies are worth comes from the simulator."""
+    return Results(
+        machine=machine(),
+        router=measure_router(num_workers, num_replicas, num_decisions),
+        policies=[one for traffic in TRAFFICS for one in compare_policies(traffic)],
+    )
 
 
 def run_precision_part(model: str, texts: Sequence[str]) -> Results:

@@ -13,6 +13,8 @@ from headrace.bench.kernels import Timed
 from headrace.bench.limits import Limits
 from headrace.bench.loads import LoadReport
 from headrace.bench.precision import Precision
+from headrace.bench.router import RouterReport
+from headrace.bench.routing import PolicyReport
 from headrace.bench.scheduler import StepOverhead
 from headrace.bench.sides import Comparison, Side
 
@@ -48,6 +50,41 @@ def scheduler_table(overheads: list[StepOverhead]) -> Table:
         step = overhead.step_us
         cells = (f"{step.p50:.0f}", f"{step.mean:.0f}", f"{step.p99:.0f}")
         table.add_row(str(overhead.num_running_seqs), *cells)
+    return table
+
+
+def router_table(report: RouterReport) -> Table:
+    title = (
+        f"routing: {report.num_workers} workers, {report.num_replicas:,} block replicas of "
+        f"{report.bytes_per_replica:.0f} bytes, {report.blocks_per_s:,.0f} blocks/s stored"
+    )
+    table = right_aligned(title, "", "p50 µs", "mean µs", "p99 µs")
+    rows = {
+        "decision": report.decision_us,
+        "decision, on the wall": report.decision_wall_us,
+        "of it: the index": report.match_us,
+        "a walk through the same map": report.walk_us,
+    }
+    for name, spread in rows.items():
+        table.add_row(name, f"{spread.p50:.0f}", f"{spread.mean:.0f}", f"{spread.p99:.0f}")
+    return table
+
+
+def policy_table(reports: Sequence[PolicyReport]) -> Table:
+    columns = ("req/s", "hit rate", "TTFT ms", "p99", "TPOT ms", "good", "good/s")
+    table = right_aligned("policies, simulated", "traffic", "policy", *columns)
+    for one in reports:
+        table.add_row(
+            one.traffic,
+            one.policy,
+            f"{one.rate_per_s:g}",
+            f"{one.hit_rate:.1%}",
+            f"{one.ttft_ms.mean:.0f}",
+            f"{one.ttft_ms.p99:.0f}",
+            f"{one.tpot_ms.mean:.1f}",
+            f"{one.goodput:.1%}",
+            f"{one.goodput_per_s:.2f}",
+        )
     return table
 
 

@@ -14,6 +14,7 @@ from headrace.bench.suite import (
     run_kernels_part,
     run_load_part,
     run_precision_part,
+    run_router_part,
     run_scheduler_part,
 )
 from headrace.cli.bench_flags import LoadFlags, OutputFlags
@@ -33,6 +34,12 @@ def bench_load(urls: Sequence[str], loads: LoadFlags, output: OutputFlags) -> in
 
 def bench_scheduler(output: OutputFlags) -> int:
     return _give(run_scheduler_part(), output)
+
+
+def bench_router(workers: int, replicas: int, decisions: int, output: OutputFlags) -> int:
+    if min(workers, replicas, decisions) < 1:
+        raise ConfigError("--workers, --replicas and --decisions must be positive")
+    return _give(run_router_part(workers, replicas, decisions), output)
 
 
 def bench_precision(model: str | None, texts: Sequence[str], output: OutputFlags) -> int:

@@ -7,7 +7,9 @@ from cyclopts import App, Parameter
 from headrace.cli.bench_flags import LoadFlags, OutputFlags
 from headrace.cli.flags import Model
 
-bench = App(name="bench", help="Measure: kernels, loads, a scheduler step, an installation.")
+bench = App(
+    name="bench", help="Measure: kernels, loads, a step, routing, an installation."
+)
 
 Urls = Annotated[
     tuple[str, ...],
@@ -66,6 +68,23 @@ def scheduler(*, output: OutputFlags | None = None) -> int:
     from headrace.cli.bench import bench_scheduler
 
     return bench_scheduler(output or OutputFlags())
+
+
+@bench.command
+def router(
+    *,
+    workers: Annotated[int, Parameter(help="workers to choose among")] = 256,
+    replicas: Annotated[int, Parameter(help="blocks that the workers hold together")] = 10_000_000,
+    decisions: Annotated[int, Parameter(help="decisions to measure")] = 2000,
+    output: OutputFlags | None = None,
+) -> int:
+    """Measure what a routing decision costs, and in the simulator what each policy is worth.
+
+    Ten million replicas take about 1 GiB of memory and a minute.
+    """
+    from headrace.cli.bench import bench_router
+
+    return bench_router(workers, replicas, decisions, output or OutputFlags())
 
 
 @bench.command

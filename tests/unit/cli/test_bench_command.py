@@ -9,6 +9,7 @@ from headrace.bench import suite
 from headrace.bench.__main__ import words
 from headrace.bench.baseline import Baseline, Figures, write_baseline
 from headrace.bench.machine import machine
+from headrace.bench.routing import POLICIES, Traffic
 from headrace.bench.scheduler import measure
 from headrace.cli import bench_baseline
 from headrace.cli.main import main
@@ -41,6 +42,19 @@ def test_tables_are_plain_text(
     lines = capsys.readouterr().out.splitlines()
     assert any(line.split()[:1] == ["6"] for line in lines)
     assert all(line == line.rstrip() for line in lines)
+
+
+def test_routing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    traffic = Traffic(num_requests=6, num_prompt_tokens=64, num_output_tokens=2, num_prefixes=2)
+    monkeypatch.setattr(suite, "TRAFFICS", (traffic,))
+    small = ["--workers", "3", "--replicas", "2000", "--decisions", "5"]
+    assert main(["bench", "router", *small]) == 0
+    assert "3 workers, 2,304 block replicas" in capsys.readouterr().out
+    assert main(["bench", "router", *small, "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["router"]["mean_hit_blocks"] == 128
+    assert [one["policy"] for one in figures["policies"]] == list(POLICIES)
+    assert main(["bench", "router", "--workers", "0"]) == 2
 
 
 def test_loads_of_two_servers(

@@ -23,7 +23,7 @@ COMMANDS = (
     ["replay"],
     ["bench"],
     *(["bench", part] for part in ("all", "baseline", "compare", "install")),
-    *(["bench", part] for part in ("kernels", "load", "scheduler")),
+    *(["bench", part] for part in ("kernels", "load", "router", "scheduler")),
 )
 Capture = pytest.CaptureFixture[str]
 

@@ -263,12 +263,11 @@ class RouterCore:
         workers = [*survey.usable, *survey.full] if policy == "kv" else survey.usable
         if not workers:
             return None
-        loads = pricing.loads(workers)
+        totals, blind = pricing.totals(workers)
         for index in range(len(survey.usable), len(workers)):
-            loads[index] += self._room.held_ns(workers[index].worker_id)
-        totals = pricing.totals(workers, loads)
-        index, num_tied = self._chooser.choose(policy, workers, totals, loads, pricing, self._fleet)
-        return Choice(workers, totals, loads, index, num_tied, index < len(survey.usable))
+            totals[index] += self._room.held_ns(workers[index].worker_id)
+        index, num_tied = self._chooser.choose(policy, workers, totals, pricing, self._fleet)
+        return Choice(workers, totals, blind, index, num_tied, index < len(survey.usable))
 
     def _dispatch(
         self,

@@ -40,7 +40,7 @@ class Filtered(msgspec.Struct, frozen=True, gc=False):
 class Alternative(msgspec.Struct, frozen=True, gc=False):
     """What would have been chosen otherwise, by the same data."""
 
-    by: str  # a policy
+    by: str  # kv; no_cache = kv, if nobody had cached anything
     worker_id: WorkerId
     total_ms: float
 

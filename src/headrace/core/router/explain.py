@@ -13,7 +13,7 @@ from headrace.core.router.pricing import Pricing
 from headrace.core.router.waiting import Waiting
 from headrace.core.router.worker import Worker
 
-MAX_CANDIDATES: Final = 4
+MAX_CANDIDATES: Final = 3
 MAX_FILTERED: Final = 8  # worker ids for each reason
 
 
@@ -43,20 +43,20 @@ class DecisionLog:
 class Choice:
     """What a policy has chosen among some workers, with their costs."""
 
-    __slots__ = ("has_room", "index", "loads", "num_tied", "totals", "worker", "workers")
+    __slots__ = ("blind", "has_room", "index", "num_tied", "totals", "worker", "workers")
 
     def __init__(
         self,
         workers: list[Worker],
         totals: list[float],
-        loads: list[float],
+        blind: int,
         index: int,
         num_tied: int,
         has_room: bool,
     ) -> None:
         self.workers = workers
         self.totals = totals
-        self.loads = loads
+        self.blind = blind  # would be the cheapest if nobody had cached anything
         self.index = index
         self.num_tied = num_tied  # as good as the chosen one
         self.worker = workers[index]
@@ -67,10 +67,10 @@ def explain(
     policy: str, waiting: Waiting, choice: Choice, survey: Survey, pricing: Pricing
 ) -> Decision:
     """Why a request goes where it goes."""
-    workers, totals, loads, index = choice.workers, choice.totals, choice.loads, choice.index
+    workers, totals, index = choice.workers, choice.totals, choice.index
     cheapest = _least(totals, MAX_CANDIDATES)
     shown = [index, *(i for i in cheapest if i != index)][:MAX_CANDIDATES]
-    others = {"kv": cheapest[0], "least_loaded": loads.index(min(loads))}
+    others = {"kv": cheapest[0], "no_cache": choice.blind}
     others.pop(policy, None)
     return Decision(
         request_id=waiting.request.request_id,

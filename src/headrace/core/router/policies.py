@@ -30,7 +30,6 @@ class Chooser:
         policy: str,
         workers: Sequence[Worker],
         totals: list[float],
-        loads: list[float],
         pricing: Pricing,
         fleet: Fleet,
     ) -> tuple[int, int]:
@@ -39,15 +38,15 @@ class Chooser:
             case "kv":
                 return self._least(totals)
             case "prefix":
-                return self._prefix(workers, loads, pricing)
+                return self._prefix(workers, pricing)
             case "session":
                 index = _home(workers, pricing.request.session, fleet)
-                return (index, 1) if index is not None else self._least(loads)
+                return (index, 1) if index is not None else self._least(pricing.loads(workers))
             case "least_loaded":
-                return self._least(loads)
+                return self._least(pricing.loads(workers))
             case "power_of_two":
                 drawn = self._rng.sample(range(len(workers)), min(2, len(workers)))
-                index, num_tied = self._least([loads[i] for i in drawn])
+                index, num_tied = self._least(pricing.loads([workers[i] for i in drawn]))
                 return drawn[index], num_tied
             case "round_robin":
                 return self._round_robin(workers), 1
@@ -71,9 +70,8 @@ class Chooser:
         self._last_worker_id = workers[index].worker_id
         return index
 
-    def _prefix(
-        self, workers: Sequence[Worker], loads: list[float], pricing: Pricing
-    ) -> tuple[int, int]:
+    def _prefix(self, workers: Sequence[Worker], pricing: Pricing) -> tuple[int, int]:
+        loads = pricing.loads(workers)
         nums = [worker.num_seqs for worker in workers]
         is_even = max(nums) - min(nums) <= MAX_SEQS_APART or max(nums) <= MAX_SEQS_RATIO * min(nums)
         depths = [pricing.num_hit_blocks(worker) for worker in workers]

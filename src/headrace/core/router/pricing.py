@@ -60,40 +60,44 @@ class Pricing:
         """The part of the cost that has nothing to do with what is asked, for each worker."""
         now, output_weight = self.now, self._config.interference_weight * self._num_output
         return [
-            (worker.busy_until_ns - now if worker.busy_until_ns > now else 0)
+            (until_ns - now if (until_ns := worker.busy_until_ns) > now else 0)
             + output_weight * worker.output_extra_ns
             for worker in workers
         ]
 
-    def totals(self, workers: Sequence[Worker], loads: Sequence[float]) -> list[float]:
-        """The cost for each worker.
+    def totals(self, workers: Sequence[Worker]) -> tuple[list[float], int]:
+        """(the cost for each worker, the index of the cheapest if nobody had cached anything).
 
         Most workers of a large fleet have nothing of a prompt: those of a kind are priced by one
-        pair of figures.
+        pair of figures, in as few operations as there can be.
         """
+        now, output_weight = self.now, self._config.interference_weight * self._num_output
         misses = {predictor: self._weighed(predictor, 0) for predictor in self._fleet.predictors}
         if len(misses) == 1:
             ((ttft_ns, num_steps),) = misses.values()
             totals = [
-                load + ttft_ns + num_steps * worker.step_extra_ns
-                for worker, load in zip(workers, loads, strict=True)
+                (until_ns - now if (until_ns := worker.busy_until_ns) > now else 0)
+                + output_weight * worker.output_extra_ns
+                + num_steps * worker.step_extra_ns
+                + ttft_ns
+                for worker in workers
             ]
         else:
             totals = [
                 load + (miss := misses[worker.predictor])[0] + miss[1] * worker.step_extra_ns
-                for worker, load in zip(workers, loads, strict=True)
+                for worker, load in zip(workers, self.loads(workers), strict=True)
             ]
+        blind = totals.index(min(totals))
         if self._depths:
-            self._price_hits(workers, loads, totals)
-        return totals
+            for index, worker in enumerate(workers):
+                if worker in self._depths:
+                    totals[index] = self._total(worker)
+        return totals, blind
 
-    def _price_hits(
-        self, workers: Sequence[Worker], loads: Sequence[float], totals: list[float]
-    ) -> None:
-        for index, worker in enumerate(workers):
-            if worker in self._depths:
-                ttft_ns, num_steps = self._weighed(worker.predictor, self._depths[worker])
-                totals[index] = loads[index] + ttft_ns + num_steps * worker.step_extra_ns
+    def _total(self, worker: Worker) -> float:
+        ttft_ns, num_steps = self._weighed(worker.predictor, self.num_hit_blocks(worker))
+        (load,) = self.loads((worker,))
+        return load + ttft_ns + num_steps * worker.step_extra_ns
 
     def _weighed(self, predictor: Predictor, depth: int) -> tuple[float, float]:
         terms = self._terms_of(predictor, depth)

@@ -37,10 +37,10 @@ def test_a_decision_adds_up_and_survives_the_wire() -> None:
     )
     assert chosen.stats_age_ms == 0
     assert decision.candidates[1].stats_age_ms is None
-    assert (decision.num_candidates, len(decision.candidates)) == (6, 4)
+    assert (decision.num_candidates, len(decision.candidates)) == (6, 3)
     assert decision.regret_ms == 0
     (alternative,) = decision.alternatives
-    assert (alternative.by, alternative.worker_id != 3) == ("least_loaded", True)
+    assert (alternative.by, alternative.worker_id != 3) == ("no_cache", True)
     assert msgspec.json.decode(msgspec.json.encode(decision), type=Decision) == decision
 
 
