@@ -10,10 +10,13 @@ from headrace.core.router.waiting import WaitingRoom
 
 
 def find_fault(request: RouteRequest, survey: Survey, fleet: Fleet) -> RouteReject | None:
-    """Refuse what no worker that is up could ever take. None where one may, or where none is up."""
-    lasting = (MODEL, ADAPTER, ROLE, TOO_LONG)
+    """Refuse what no worker of the role that is up could ever take. None where one may, or where
+    none of the role is up: one may come.
+    """
+    lasting = (MODEL, ADAPTER, TOO_LONG)
     num_lasting = sum(len(survey.filtered.get(reason, ())) for reason in lasting)
-    if not len(fleet) or num_lasting < len(fleet):
+    num_of_role = len(fleet) - len(survey.filtered.get(ROLE, ()))
+    if not num_of_role or num_lasting < num_of_role:
         return None
     asked = f"prompt of {request.num_tokens} tokens and max_tokens of {request.max_tokens}"
     if TOO_LONG in survey.filtered:
@@ -31,11 +34,9 @@ def find_fault(request: RouteRequest, survey: Survey, fleet: Fleet) -> RouteReje
         return RouteReject(
             request.request_id, 404, "adapter_not_found", f"no worker has {request.adapter}"
         )
-    if MODEL in survey.filtered:
-        return RouteReject(
-            request.request_id, 404, "model_not_found", f"no worker has {request.model_digest}"
-        )
-    return RouteReject(request.request_id, 503, "no_worker", f"no worker takes {request.role} work")
+    return RouteReject(
+        request.request_id, 404, "model_not_found", f"no worker has {request.model_digest}"
+    )
 
 
 def lateness(

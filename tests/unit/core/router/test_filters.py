@@ -60,7 +60,6 @@ def test_each_role_takes_its_work(role: Role, takers: set[int]) -> None:
         ({"num_tokens": 1000, "max_tokens": 200}, "kv_pool_too_small", 400),
         ({"adapter": "x"}, "adapter_not_found", 404),
         ({"model_digest": "x"}, "model_not_found", 404),
-        ({"role": Role.PREFILL}, "no_worker", 503),
     ],
 )
 def test_what_no_worker_could_ever_take_is_refused_at_once(
@@ -72,6 +71,20 @@ def test_what_no_worker_could_ever_take_is_refused_at_once(
     reject = routing.arrive(**fields)  # type: ignore[arg-type]
     assert isinstance(reject, RouteReject)
     assert (reject.code, reject.status_hint) == (code, status)
+
+
+def test_a_role_that_nobody_has_is_waited_for() -> None:
+    routing = Routing(worker_wait_s=10)
+    routing.up(0, role=Role.PREFILL)
+    assert routing.arrive() == Queued(1, "nobody is there who could take it")
+    (effect,) = routing.up(1, role=Role.DECODE)
+    assert isinstance(effect, Dispatch)
+    assert isinstance(routing.arrive(num_tokens=5000), RouteReject)
+    routing.down(1)
+    assert isinstance(routing.arrive(), Queued)
+    (reject,) = routing.ring(until_ms=11_000)
+    assert isinstance(reject, RouteReject)
+    assert (reject.code, reject.status_hint) == ("no_worker", 503)
 
 
 def test_without_workers_a_request_waits_for_one() -> None:
@@ -263,3 +276,9 @@ def test_a_request_goes_again_after_its_worker_died_and_counts_once() -> None:
     routing.up(5)
     routing.tell(RouteArrive(again))
     assert routing.core.stats().num_in_flight == 1
+
+
+def test_work_waits_for_the_role_that_is_away() -> None:
+    routing = Routing()
+    routing.up(0, role=Role.PREFILL)
+    assert isinstance(routing.arrive(role=Role.MIXED), Queued)
