@@ -95,6 +95,15 @@ def test_without_workers_a_request_waits_for_one() -> None:
     assert routing.ring(until_ms=20_000) == []
 
 
+def test_and_is_refused_when_the_one_that_comes_can_never_take_it() -> None:
+    routing = Routing()
+    assert isinstance(routing.arrive(num_tokens=1000), Queued)
+    (reject,) = routing.up(0, spec=spec(max_model_len=512))
+    assert isinstance(reject, RouteReject)
+    assert reject.code == "context_length_exceeded"
+    assert routing.core.stats().num_waiting == 0
+
+
 def test_and_is_refused_when_none_comes() -> None:
     routing = Routing(worker_wait_s=10)
     routing.arrive()
