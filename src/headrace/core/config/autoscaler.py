@@ -35,7 +35,7 @@ class AutoscalerConfig:
         flag="--autoscaler-percentile",
     )
     margin: float = setting(
-        0.1,
+        0.2,
         "share of each limit and of the throughput of a replica that stays unplanned",
         low=0,
         high=0.9,
@@ -90,7 +90,7 @@ class AutoscalerConfig:
         flag="--autoscaler-stale-s",
     )
     min_samples: int = setting(
-        20,
+        100,
         "finished requests that measured latencies must come from",
         low=1,
         high=1_000_000,
