@@ -143,20 +143,25 @@ class Fleet:
         usable = asks.find_usable(fitting)
         if len(usable) == len(fitting):
             return Survey(usable, filtered, [])
-        doubtful: list[Worker] = []
-        full: list[Worker] = []
         known = set(usable)
+        full: list[Worker] = []
+        doubtful: list[Worker] = []
+        doubtful_and_full: list[Worker] = []
         for worker in fitting:
-            if worker not in known:
-                reason, is_doubt = asks.find_reason(worker)
-                filtered.setdefault(reason, []).append(worker.worker_id)
-                if is_doubt:
-                    doubtful.append(worker)
-                elif reason is NO_ROOM:
-                    full.append(worker)
+            if worker in known:
+                continue
+            has_room = asks.finds_room(worker)
+            if reason := asks.find_fault(worker):
+                pass
+            elif reason := asks.find_doubt(worker):
+                (doubtful if has_room else doubtful_and_full).append(worker)
+            else:
+                reason = NO_ROOM
+                full.append(worker)
+            filtered.setdefault(reason, []).append(worker.worker_id)
         if usable or full:
             return Survey(usable, filtered, full)
-        return Survey(doubtful, filtered, full, is_fallback=True)
+        return Survey(doubtful, filtered, doubtful_and_full, is_fallback=True)
 
     def _find_fitting(self, request: RouteRequest) -> tuple[list[Worker], Reasons]:
         """Those of the right kind: the same answer until a worker comes, goes or drains."""
@@ -191,7 +196,7 @@ class _Asks:
         """Those against which nothing speaks.
 
         A large fleet spends much of a decision here, so this calls nothing for a worker that is as
-        workers should be; `find_reason` says the same of the others, one by one.
+        workers should be; of the others, the methods below say why.
         """
         now, seqs, tokens = self.now, self.num_seqs, self.num_tokens
         most_tokens, busy_until_ns = self.most_tokens, self.busy_until_ns
@@ -209,21 +214,24 @@ class _Asks:
             return [worker for worker in usable if worker.worker_id not in self.excluded]
         return usable
 
-    def find_reason(self, worker: Worker) -> tuple[str, bool]:
-        """What speaks against a worker, and whether that is a mere doubt."""
+    def find_fault(self, worker: Worker) -> str:
         if worker.most_tokens < self.most_tokens:
-            return TOO_LONG, False
-        if worker.worker_id in self.excluded:
-            return "died on it", False
-        if (
-            worker.seqs_left < self.num_seqs
-            or worker.tokens_left < self.num_tokens
-            or worker.due_ns(self.now) > self.busy_until_ns - self.now
-        ):
-            return NO_ROOM, False
+            return TOO_LONG
+        return "died on it" if worker.worker_id in self.excluded else ""
+
+    def find_doubt(self, worker: Worker) -> str:
+        """Why to wait for nothing that this worker says or does."""
         if worker.fresh_until_ns < self.now:
-            return "silent about its load", True
-        return "cut off after failures", True
+            return "silent about its load"
+        is_trusted = worker.breaker.is_closed or worker.breaker.allows(self.now)
+        return "" if is_trusted else "cut off after failures"
+
+    def finds_room(self, worker: Worker) -> bool:
+        return (
+            worker.seqs_left >= self.num_seqs
+            and worker.tokens_left >= self.num_tokens
+            and worker.due_ns(self.now) <= self.busy_until_ns - self.now
+        )
 
 
 def _find_misfit(worker: Worker, request: RouteRequest) -> str:

@@ -137,10 +137,6 @@ class Worker:
 
     # ---- queries
 
-    @property
-    def num_requests(self) -> int:
-        return len(self._pending) + len(self._started)
-
     def bookings(self) -> list[Booking]:
         return [*self._pending.values(), *self._started.values()]
 

@@ -12,8 +12,9 @@ from headrace.core.router.events import (
     RouteFailed,
     RouteReject,
     WorkerDrain,
+    WorkerStats,
 )
-from support.routing import Routing, names, spec
+from support.routing import Routing, load, names, spec, stored
 
 
 def reasons(dispatch: Dispatch) -> dict[str, tuple[int, ...]]:
@@ -188,6 +189,32 @@ def test_a_silent_worker_is_taken_for_busy_not_for_idle() -> None:
     dispatch = routing.place()
     assert dispatch.worker_id == 1
     assert reasons(dispatch) == {"silent about its load": (0,)}
+
+
+def test_nobody_waits_for_a_worker_that_fell_silent() -> None:
+    """F14: cut off by the network while it is busy, with a prefix that is worth waiting for."""
+    routing = Routing(2, stats_stale_ms=1000, worker_queue_ms=100)
+    chain = names("long", 200)
+    routing.kv(0, *stored(*chain))
+    routing.stats(1)
+    routing.stats(0, num_running=1, num_queued_prefill_tokens=4000)
+    assert isinstance(routing.arrive(chain), Queued)
+    routing.now = Ns(routing.now + 1500 * NS_PER_MS)
+    (effect,) = routing.tell(WorkerStats(WorkerId(1), load()))
+    assert isinstance(effect, Dispatch)
+    assert effect.worker_id == 1
+
+
+def test_when_all_are_silent_and_full_requests_wait() -> None:
+    routing = Routing()
+    routing.up(0, max_running_seqs=1)
+    routing.stats(0)
+    routing.place()
+    routing.now = Ns(routing.now + 5000 * NS_PER_MS)
+    assert routing.arrive() == Queued(2, "no room")
+    (effect,) = routing.done(1)
+    assert isinstance(effect, Dispatch)
+    assert effect.decision.is_fallback
 
 
 def test_nonsense_is_silence() -> None:
