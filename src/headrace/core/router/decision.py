@@ -15,6 +15,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     prefill_ms: float  # of the tokens that are not cached
     transfer_ms: float  # of the blocks that it would fetch from another worker
     interference_ms: float  # by the sequences that decode there, over the request's life
+    total_ms: float  # what is compared: the four by their weights
     stats_age_ms: float | None  # of what it told about its load; None = it never did
     num_fetched_blocks: int = 0
     fetch_from: WorkerId | None = None
@@ -23,10 +24,6 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def ttft_ms(self) -> float:
         """From now to the first token."""
         return self.queue_ms + self.prefill_ms + self.transfer_ms
-
-    @property
-    def total_ms(self) -> float:
-        return self.ttft_ms + self.interference_ms
 
 
 class Filtered(msgspec.Struct, frozen=True, gc=False):

@@ -1,6 +1,6 @@
 """What a request would cost at each worker, in predicted nanoseconds.
 
-    total = queue + prefill + transfer + weight * interference
+    total = queue + prefill weight * prefill + transfer + interference weight * interference
 
 - queue: the prefill that is due there before it;
 - prefill: of its tokens that are not cached there;
@@ -135,7 +135,7 @@ class Pricing:
 
     def candidate(self, worker: Worker) -> Candidate:
         terms = self.terms(worker)
-        interference_ns = self._config.interference_weight * (
+        interference_ns = (
             self._num_output * worker.output_extra_ns + terms.num_steps * worker.step_extra_ns
         )
         holder = self._holder if terms.num_fetched else None
@@ -148,6 +148,7 @@ class Pricing:
             prefill_ms=terms.prefill_ns / NS_PER_MS,
             transfer_ms=terms.transfer_ns / NS_PER_MS,
             interference_ms=interference_ns / NS_PER_MS,
+            total_ms=self._total(worker) / NS_PER_MS,
             stats_age_ms=None if age_ns is None else age_ns / NS_PER_MS,
             num_fetched_blocks=terms.num_fetched,
             fetch_from=None if holder is None else holder.worker_id,

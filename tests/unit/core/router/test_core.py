@@ -32,8 +32,9 @@ def test_a_decision_adds_up_and_survives_the_wire() -> None:
     assert decision.worker_id == chosen.worker_id == 3
     assert chosen.queue_ms > 0
     assert chosen.interference_ms > 0
+    assert chosen.ttft_ms == chosen.queue_ms + chosen.prefill_ms + chosen.transfer_ms
     assert chosen.total_ms == pytest.approx(
-        chosen.queue_ms + chosen.prefill_ms + chosen.transfer_ms + chosen.interference_ms
+        chosen.queue_ms + 2 * chosen.prefill_ms + chosen.transfer_ms + chosen.interference_ms
     )
     assert chosen.stats_age_ms == 0
     assert decision.candidates[1].stats_age_ms is None
