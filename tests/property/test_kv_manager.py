@@ -28,6 +28,8 @@ class KvMachine(RuleBasedStateMachine):
         self.computed: dict[SeqId, int] = {}
         self.content: dict[tuple[BlockId, int], tuple[int, ...]] = {}
         self.matchable: set[bytes] = set()
+        self.loads: dict[SeqId, tuple[BlockChain, list[int], int]] = {}
+        self.leases: dict[SeqId, list[bytes]] = {}
         self.next_id = 0
 
     def write(self, seq_id: SeqId, start: int, end: int) -> None:
@@ -104,6 +106,57 @@ class KvMachine(RuleBasedStateMachine):
         del self.tokens[seq_id], self.chains[seq_id], self.computed[seq_id]
         self.settle()
 
+    @rule(tokens=TOKENS)
+    def open_load(self, tokens: list[int]) -> None:
+        load_id, self.next_id = SeqId(-1 - self.next_id), self.next_id + 1
+        chain = BlockChain(self.root, SIZE)
+        chain.extend(tokens)
+        num_blocks, available = len(chain.names), self.kv.num_available
+        matched = self.longest_match(chain, len(tokens))
+        unheld = self.kv.num_matched_unheld(chain, len(tokens))
+        num_known = self.kv.open_load(load_id, chain, num_blocks)
+        fits = num_blocks - matched <= available - unheld
+        assert num_known == (matched if matched < num_blocks and fits else None)
+        if num_known is None:
+            assert self.kv.num_available == available
+        else:
+            self.loads[load_id] = chain, tokens, num_known
+        self.settle()
+
+    @precondition(lambda self: bool(self.loads))
+    @rule(data=st.data())
+    def end_load(self, data: st.DataObject) -> None:
+        load_id = data.draw(st.sampled_from(sorted(self.loads)))
+        chain, tokens, num_known = self.loads.pop(load_id)
+        num_blocks = data.draw(st.integers(num_known, len(chain.names)))
+        blocks = self.kv.block_ids(load_id)
+        for position in range(num_known * SIZE, num_blocks * SIZE):
+            self.content[blocks[position // SIZE], position % SIZE] = tuple(tokens[: position + 1])
+        self.kv.commit(load_id, chain, tokens, num_blocks * SIZE)
+        self.kv.release(load_id)
+        self.settle()
+        assert self.longest_match(chain, len(tokens)) >= num_blocks
+
+    @precondition(lambda self: bool(self.tokens))
+    @rule(data=st.data())
+    def lend(self, data: st.DataObject) -> None:
+        seq_id = data.draw(st.sampled_from(sorted(self.tokens)))
+        lease_id, self.next_id = SeqId(-1 - self.next_id), self.next_id + 1
+        self.kv.lend(seq_id, lease_id)
+        held = self.computed.pop(seq_id) // SIZE
+        assert len(self.kv.block_ids(lease_id)) == held
+        self.leases[lease_id] = self.chains.pop(seq_id).names[:held]
+        del self.tokens[seq_id]
+        self.settle()
+
+    @precondition(lambda self: bool(self.leases))
+    @rule(data=st.data())
+    def end_lease(self, data: st.DataObject) -> None:
+        lease_id = data.draw(st.sampled_from(sorted(self.leases)))
+        self.kv.release(lease_id)
+        del self.leases[lease_id]
+        self.settle()
+
     @rule()
     def clear(self) -> None:
         self.kv.clear_cache()
@@ -121,6 +174,11 @@ class KvMachine(RuleBasedStateMachine):
     @invariant()
     def blocks_are_conserved(self) -> None:
         self.kv.check()
+
+    @invariant()
+    def what_is_lent_stays(self) -> None:
+        for names in self.leases.values():
+            assert self.matchable.issuperset(names)
 
     @invariant()
     def every_sequence_reads_its_own_prefix(self) -> None:

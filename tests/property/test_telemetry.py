@@ -210,7 +210,15 @@ class Histories(RuleBasedStateMachine):
     def start_copy(self, data: st.DataObject, is_handoff: bool) -> None:
         self.copies.add(self.num_copies)
         seq_id = self.pick(data, list(self.seqs))
-        self.tick(StartCopy(self.num_copies, (), seq_id, is_handoff))
+        copy = StartCopy(
+            copy_id=self.num_copies,
+            source="",
+            names=(),
+            block_ids=(),
+            seq_id=seq_id,
+            is_handoff=is_handoff,
+        )
+        self.tick(copy)
         self.num_copies += 1
 
     @precondition(lambda self: self.copies)
@@ -218,7 +226,7 @@ class Histories(RuleBasedStateMachine):
     def end_copy(self, data: st.DataObject) -> None:
         copy_id = data.draw(st.sampled_from(sorted(self.copies)))
         self.copies.remove(copy_id)
-        self.see(CopyDone(copy_id))
+        self.see(CopyDone(copy_id, 0))
 
     @precondition(lambda self: self.seqs.keys() - self.in_step())
     @rule(data=st.data())

@@ -9,6 +9,7 @@ from headrace.core.base.events import Finish, Reject
 from headrace.core.base.request import FinishReason, SeqSpec
 from headrace.core.base.sampling import SamplingParams
 from headrace.core.base.types import SeqId
+from headrace.core.base.worker import Role
 from support.cluster_world import VOCAB, ClusterWorld, alone
 
 NUM_REQUESTS = 12
@@ -56,8 +57,9 @@ def disturbed(seed: int, **settings: object) -> ClusterWorld:
             world.submit(waiting.pop(0))
         if rng.random() < 0.01 and world.workers:
             world.lose_worker(rng.choice(world.workers))
-        if not world.workers or (len(world.workers) < 3 and rng.random() < 0.03):
-            world.add_worker()
+        missing = world.missing_roles
+        if missing and (not world.can_decode or rng.random() < 0.03):
+            world.add_worker(missing[-1] if not world.can_decode else rng.choice(missing))
         if rng.random() < 0.002 and world.living:
             world.cancel(rng.choice(list(world.living)))
         world.advance()
@@ -87,6 +89,41 @@ def test_lost_workers_cost_no_token(seed: int) -> None:
     check_outputs(world, seed)
 
 
+SPLIT = (Role.PREFILL, Role.PREFILL, Role.DECODE, Role.DECODE)
+
+
+@pytest.mark.parametrize("seed", range(9))
+@pytest.mark.parametrize("handoff", ["always", "auto"])
+def test_nor_does_a_hand_off_whatever_becomes_of_it(seed: int, handoff: str) -> None:
+    world = disturbed(seed, roles=SPLIT, handoff=handoff, copy_failure_rate=0.1)
+    check_outputs(world, seed)
+    assert world.front.num_handoffs > 0 or handoff == "auto"
+    assert world.num_copied_blocks > 0 or handoff == "auto"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_prefill_workers_compute_and_decode_workers_copy(seed: int) -> None:
+    """Undisturbed: no token of a prompt's full blocks is computed twice."""
+    world = ClusterWorld(seed, roles=SPLIT, num_blocks=200)
+    for seqs in requests(seed):
+        world.submit(seqs)
+    world.run()
+    check_outputs(world, seed)
+    assert world.front.num_migrations == 0
+    num_long = sum(seqs[0].params.max_tokens > 1 for seqs in requests(seed))
+    assert world.front.num_handoffs == num_long
+    num_prompt = sum(len(spec.prompt_tokens) for seqs in requests(seed) for spec in seqs)
+    num_output = sum(spec.params.max_tokens for seqs in requests(seed) for spec in seqs)
+    by_role = dict.fromkeys(Role, 0)
+    for worker in world.workers:
+        assert worker.core.stats().num_lent_blocks == 0
+        by_role[worker.role] += worker.core.stats().num_computed_tokens
+    # At most the last block of each prompt, and the output.
+    num_seqs = sum(len(seqs) for seqs in requests(seed))
+    assert by_role[Role.DECODE] <= num_output + 16 * num_seqs
+    assert by_role[Role.PREFILL] <= num_prompt
+
+
 def test_the_worlds_of_these_tests_lose_workers_and_requests_go_on() -> None:
     worlds = [disturbed(seed) for seed in range(5)]
     assert sum(world.num_lost_workers for world in worlds) > 20
@@ -98,6 +135,8 @@ def test_the_worlds_of_these_tests_lose_workers_and_requests_go_on() -> None:
 def test_a_thousand_seeds() -> None:
     for seed in range(1000):
         check_outputs(disturbed(seed), seed)
+        world = disturbed(seed, roles=SPLIT, handoff="always", copy_failure_rate=0.02)
+        check_outputs(world, seed)
 
 
 def test_a_request_that_has_lost_too_many_workers_ends_with_an_error() -> None:
@@ -108,13 +147,13 @@ def test_a_request_that_has_lost_too_many_workers_ends_with_an_error() -> None:
         prompt_tokens=spec.prompt_tokens,
         params=SamplingParams(max_tokens=100),
     )
-    world = ClusterWorld(0, num_workers=1, max_migrations=1)
+    world = ClusterWorld(0, roles=(Role.MIXED,), max_migrations=1)
     world.submit((spec,))
     while not world.outputs.get(spec.seq_id):
         world.advance()
     world.lose_worker(world.workers[0])
     assert spec.seq_id in world.living
-    world.add_worker()
+    world.add_worker(Role.MIXED)
     had = len(world.outputs[spec.seq_id])
     while len(world.outputs[spec.seq_id]) < had + 3:
         world.advance()

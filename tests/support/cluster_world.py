@@ -3,6 +3,7 @@ are late, steps end in any order, workers die and come back.
 """
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from random import Random
@@ -13,6 +14,7 @@ from headrace.core.base.events import (
     Arrive,
     CallAt,
     Cancel,
+    CopyDone,
     Emit,
     EngineEffect,
     EngineEvent,
@@ -20,6 +22,7 @@ from headrace.core.base.events import (
     KvChanged,
     Preempted,
     Reject,
+    StartCopy,
     StartStep,
     StepDone,
     StepFailed,
@@ -28,7 +31,13 @@ from headrace.core.base.events import (
 from headrace.core.base.plan import StepPlan, TokenLogprob, WorkerSpec
 from headrace.core.base.request import SeqSpec
 from headrace.core.base.types import Ns, SeqId, WorkerId
-from headrace.core.config.schema import RouterConfig, SchedulerConfig, WorkerConfig
+from headrace.core.base.worker import Role
+from headrace.core.config.schema import (
+    ClusterConfig,
+    RouterConfig,
+    SchedulerConfig,
+    WorkerConfig,
+)
 from headrace.core.cost.fitted import FittedCostModel
 from headrace.core.engine.build import build_worker
 from headrace.core.router.core import RouterCore
@@ -53,10 +62,12 @@ class Worker:
     spec: WorkerSpec
     steps: FakeSteps
     config: WorkerConfig
+    role: Role
     to_worker: deque[EngineEvent | Resync] = field(default_factory=deque)
     to_front: deque[FrontEvent] = field(default_factory=deque)
     plans: deque[StepPlan] = field(default_factory=deque)
-    timers: list[int] = field(default_factory=list)
+    copies: list[StartCopy] = field(default_factory=list)
+    timers: list[tuple[Ns, int]] = field(default_factory=list)
     cached: dict[bytes, None] = field(default_factory=dict)
     kv_no: int = 0
 
@@ -69,6 +80,10 @@ class Worker:
             match effect:
                 case StartStep(plan):
                     self.plans.append(plan)
+                case StartCopy():
+                    self.copies.append(effect)
+                case CallAt(at_ns, timer_id):
+                    self.timers.append((at_ns, timer_id))
                 case KvChanged(changes):
                     self.to_front.append(WorkerKv(self.worker_id, self.kv_no, changes))
                     self.kv_no += len(changes)
@@ -90,16 +105,19 @@ class ClusterWorld:
         self,
         seed: int,
         *,
-        num_workers: int = 3,
         num_blocks: int = 24,
         max_migrations: int = 100,
         failure_rate: float = 0.0,
         policy: str = "kv",
+        roles: Sequence[Role] = (Role.MIXED,) * 3,
+        handoff: str = "always",
+        copy_failure_rate: float = 0.0,
     ) -> None:
         self.rng = Random(seed)
         self.now = Ns(0)
         self.front = FrontCore(
-            RouterCore(RouterConfig(policy=policy, seed=seed)), max_migrations=max_migrations
+            RouterCore(RouterConfig(policy=policy, seed=seed)),
+            ClusterConfig(max_migrations=max_migrations, handoff=handoff),
         )
         self.workers: list[Worker] = []
         self.outputs: dict[SeqId, list[int]] = {}
@@ -112,12 +130,26 @@ class ClusterWorld:
         self._num_blocks = num_blocks
         self._failure_rate = failure_rate
         self._next_worker_id = 0
-        for _ in range(num_workers):
-            self.add_worker()
+        self._copy_failure_rate = copy_failure_rate
+        self.num_copied_blocks = 0
+        self.roles = roles
+        for role in roles:
+            self.add_worker(role)
 
     # ---- what happens
 
-    def add_worker(self) -> None:
+    @property
+    def can_decode(self) -> bool:
+        return any(worker.role is not Role.PREFILL for worker in self.workers)
+
+    @property
+    def missing_roles(self) -> list[Role]:
+        left = list(self.roles)
+        for worker in self.workers:
+            left.remove(worker.role)
+        return left
+
+    def add_worker(self, role: Role) -> None:
         worker_id = WorkerId(self._next_worker_id)
         self._next_worker_id += 1
         spec = WorkerSpec(
@@ -132,12 +164,14 @@ class ClusterWorld:
             scheduler=SchedulerConfig(step_tokens=64, admission="optimistic", overlap="on")
         )
         steps = FakeSteps(LinearCost(), VOCAB, failure_rate=self._failure_rate)
-        self.workers.append(Worker(worker_id, spec, steps, config))
+        self.workers.append(Worker(worker_id, spec, steps, config, role))
         self.handle(
             WorkerUp(
                 worker_id=worker_id,
                 name=f"w{worker_id}",
                 spec=spec,
+                role=role,
+                kv_address=str(worker_id),
                 step_tokens=64,
                 cost=FittedCostModel.prior(),
             )
@@ -167,6 +201,10 @@ class ClusterWorld:
                 actions.append((self._hear, worker))
             if worker.plans:
                 actions.append((self._end_step, worker))
+            if worker.copies:
+                actions.append((self._end_copy, worker))
+            if any(at_ns <= self.now for at_ns, _ in worker.timers):
+                actions.append((self._ring, worker))
         if actions:
             act, worker = self.rng.choice(actions)
             act(worker)
@@ -185,7 +223,7 @@ class ClusterWorld:
             if not self.living or not self.advance():
                 break
         assert not self.living, f"{len(self.living)} sequences never end"
-        while any(w.to_worker or w.to_front or w.plans for w in self.workers):
+        while any(w.to_worker or w.to_front or w.plans or w.copies for w in self.workers):
             self.advance()
         self.front.check()
         for worker in self.workers:
@@ -210,6 +248,25 @@ class ClusterWorld:
         outcome, _ = worker.steps.outcome(worker.plans.popleft())
         assert isinstance(outcome, StepDone | StepFailed)
         worker.handle(self._tick(), outcome)
+
+    def _end_copy(self, worker: Worker) -> None:
+        """What the source has by now; or less, where something goes wrong on the way."""
+        copy = worker.copies.pop(self.rng.randrange(len(worker.copies)))
+        source = next((w for w in self.workers if str(w.worker_id) == copy.source), None)
+        num_blocks = 0
+        for name in copy.names:
+            if source is None or name not in source.cached:
+                break
+            if self.rng.random() < self._copy_failure_rate:
+                break
+            num_blocks += 1
+        self.num_copied_blocks += num_blocks
+        worker.handle(self._tick(), CopyDone(copy.copy_id, num_blocks))
+
+    def _ring(self, worker: Worker) -> None:
+        timer = min(worker.timers)
+        worker.timers.remove(timer)
+        worker.handle(self._tick(), Timer(timer[1]))
 
     def handle(self, event: FrontEvent) -> None:
         for effect in self.front.handle(self._tick(), event):
@@ -248,7 +305,7 @@ class ClusterWorld:
 @cache
 def alone(spec: SeqSpec) -> tuple[list[int], list[TokenLogprob]]:
     """What a sequence gets on a worker of its own that nobody disturbs."""
-    world = ClusterWorld(0, num_workers=1, num_blocks=64)
+    world = ClusterWorld(0, roles=(Role.MIXED,), num_blocks=64)
     world.submit((spec,))
     world.run()
     return world.outputs.get(spec.seq_id, []), world.scores.get(spec.seq_id, [])

@@ -11,15 +11,19 @@ from hashlib import blake2b
 
 from headrace.core.base.events import (
     Admitted,
+    CallAt,
+    CopyDone,
     Emit,
     EngineEffect,
     EngineEvent,
     Finish,
     Preempted,
     Reject,
+    StartCopy,
     StartStep,
     StepDone,
     StepFailed,
+    Timer,
 )
 from headrace.core.base.plan import (
     SeqResult,
@@ -79,7 +83,15 @@ class FakeDevice:
         self._sampled: dict[SeqId, int] = {}  # by the last step
 
     def add(self, spec: SeqSpec) -> None:
-        self._tokens[spec.seq_id] = spec.prompt_tokens
+        self._tokens[spec.seq_id] = spec.prompt_tokens + spec.output_tokens
+
+    def receive(self, copy: StartCopy, tokens: tuple[int, ...], num_blocks: int) -> None:
+        """The first blocks of a copy arrive; `tokens` begin with those that they hold."""
+        first = len(tokens) // self._block_size - len(copy.names)
+        for index, block_id in enumerate(copy.block_ids[:num_blocks], first):
+            for slot in range(self._block_size):
+                end = index * self._block_size + slot + 1
+                self._slots[block_id, slot] = prefix_digest(tokens[:end])
 
     def run(self, plan: StepPlan) -> StepResult:
         plan = settled(plan, self._sampled)
@@ -158,6 +170,8 @@ class Bench:
         self.running: deque[StepPlan] = deque()
         self.has_failed = False  # the last step
         self.plans: list[StepPlan] = []
+        self.copies: list[StartCopy] = []  # under way
+        self.timers: list[tuple[Ns, int]] = []
         self.specs: dict[SeqId, SeqSpec] = {}
         self.output: dict[SeqId, tuple[int, ...]] = {}
         self.prompt_scores: dict[SeqId, tuple[TokenLogprob, ...]] = {}
@@ -196,6 +210,10 @@ class Bench:
                     self.running.append(plan)
                     assert len(self.running) <= 2
                     self.plans.append(plan)
+                case StartCopy():
+                    self.copies.append(effect)
+                case CallAt(at_ns, timer_id):
+                    self.timers.append((at_ns, timer_id))
                 case Emit(seq_id, tokens, _, scores):
                     self.output[seq_id] = self.output.get(seq_id, ()) + tokens
                     self.prompt_scores[seq_id] = self.prompt_scores.get(seq_id, ()) + scores
@@ -221,6 +239,22 @@ class Bench:
         self.has_failed = False
         return self.handle(StepDone(self.device.run(plan)))
 
+    def end_copy(self, num_blocks: int, *, seq_id: int) -> list[EngineEffect]:
+        """The first blocks of the sequence's copy have come, and no more will."""
+        copy = next(copy for copy in self.copies if copy.seq_id == seq_id)
+        self.copies.remove(copy)
+        spec = self.specs[SeqId(seq_id)]
+        tokens = spec.prompt_tokens + spec.output_tokens
+        size = self.spec.block_size
+        self.device.receive(copy, tokens[: (len(tokens) - 1) // size * size], num_blocks)
+        return self.handle(CopyDone(copy.copy_id, num_blocks))
+
+    def ring(self) -> list[EngineEffect]:
+        """The next timer's time has come."""
+        at_ns, timer_id = min(self.timers)
+        self.timers.remove((at_ns, timer_id))
+        return self.handle(Timer(timer_id), after_ns=max(10, at_ns - self.now))
+
     def fail_step(self) -> list[EngineEffect]:
         assert self.running, "no step is planned"
         plan = self.running.popleft()
@@ -235,6 +269,11 @@ class Bench:
                 return
             self.step()
         raise AssertionError(f"not done after {max_steps} steps")
+
+    def run_steps_only(self) -> None:
+        """Step until no step is planned, whatever is left to do."""
+        while self.plan is not None:
+            self.step()
 
     def assert_outputs(self) -> None:
         """Every sequence that came to its natural end has the one right output."""

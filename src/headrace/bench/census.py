@@ -14,6 +14,7 @@ from headrace.bench.limits import Work
 from headrace.ops.interface import (
     AttentionSpec,
     Forward,
+    KvFile,
     KvLayout,
     Program,
     Rope,
@@ -54,8 +55,14 @@ class KnowingBackend:
     def weight_bytes(self) -> int:
         return self.backend.weight_bytes()
 
-    def compile(self, forward: Forward[Any, Any], kv: KvLayout, max_tokens: int) -> Program:
-        return self.backend.compile(forward, kv, max_tokens)
+    def compile(
+        self,
+        forward: Forward[Any, Any],
+        kv: KvLayout,
+        max_tokens: int,
+        kv_file: KvFile | None = None,
+    ) -> Program:
+        return self.backend.compile(forward, kv, max_tokens, kv_file)
 
 
 def product_of(type_: WeightType, backend: NativeBackend) -> str:

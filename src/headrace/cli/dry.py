@@ -9,7 +9,7 @@ from headrace.core.config.schema import Config
 from headrace.live.boot import plan_memory, template_path
 from headrace.models.hub import DEFAULT_MODEL, cache_dir
 from headrace.models.load import LoadedModel, load_model
-from headrace.ops.interface import Forward, KvLayout, TensorView
+from headrace.ops.interface import Forward, KvFile, KvLayout, TensorView
 
 
 class DryBackend:
@@ -28,7 +28,13 @@ class DryBackend:
     def weight_bytes(self) -> int:
         return self._num_bytes
 
-    def compile(self, forward: Forward[str, str], kv: KvLayout, max_tokens: int) -> NoReturn:
+    def compile(
+        self,
+        forward: Forward[str, str],
+        kv: KvLayout,
+        max_tokens: int,
+        kv_file: KvFile | None = None,
+    ) -> NoReturn:
         raise NotImplementedError("a dry backend computes nothing")
 
 

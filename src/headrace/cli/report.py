@@ -63,7 +63,7 @@ def serve_figures(booted: Booted | BootedCluster, url: str, started_s: float) ->
         },
         "memory": memory_figures(booted.ledger),
         "kv": kv_figures(booted.kv, booted.config.kv.dtype),
-        "num_workers": booted.config.cluster.workers,
+        "num_workers": booted.config.cluster.num_workers,
         "started_s": round(started_s, 3),
     }
 

@@ -11,6 +11,7 @@ from headrace.cluster.fleet import Fleet, Slot
 from headrace.cluster.front import ClusterEngine
 from headrace.cluster.process import LocalProcess, WorkerProcess
 from headrace.cluster.wire import Configure, Ready
+from headrace.core.base.errors import ConfigError
 from headrace.core.config.ledger import ByteLedger, KvPlan
 from headrace.core.config.schema import Config
 from headrace.core.router.core import RouterCore
@@ -76,10 +77,16 @@ def boot_cluster(
     on_progress: Progress | None = None,
     launch: Callable[[], WorkerProcess] = LocalProcess,
 ) -> BootedCluster:
-    """Start `config.cluster.workers` workers, which share this machine, and wait until all are
+    """Start the workers of `config.cluster`, which share this machine, and wait until all are
     ready. Raises ConfigError.
     """
 
+    cluster = config.cluster
+    if cluster.num_workers and not cluster.num_mixed + cluster.decode:
+        raise ConfigError(
+            f"{cluster.prefill} prefill workers and none that decodes",
+            hint="add --decode 1, or --workers 1 beside --prefill",
+        )
     report = on_progress or (lambda stage, done, total: None)
     path = resolve_model(config.model.path, partial(report, "fetch"))
     config = replace(config, model=replace(config.model, path=str(path)))
@@ -116,5 +123,7 @@ def _configure(config: Config, slot: Slot) -> Configure:
         log = f"{telemetry.event_log}.{slot.name}.{slot.num_starts}"
         telemetry = replace(telemetry, event_log=log)
     return Configure(
-        config=replace(config, telemetry=telemetry), num_sharing=config.cluster.workers
+        config=replace(config, telemetry=telemetry),
+        role=slot.role,
+        num_sharing=config.cluster.num_workers,
     )

@@ -197,6 +197,8 @@ class Crew:
                 step_tokens=scheduler.step_tokens,
                 max_running_seqs=scheduler.max_running_seqs,
                 cost=ready.cost,
+                kv_address=ready.kv_address,
+                kv_block_bytes=ready.kv.block_bytes if ready.kv_address else 0,
                 publishes_kv=ready.config.kv.prefix_cache,
             )
         )

@@ -13,6 +13,7 @@ from typing import Final
 from headrace.cluster.process import WorkerProcess
 from headrace.cluster.wire import Configure, Ready
 from headrace.core.base.types import NS_PER_S, Ns, WorkerId
+from headrace.core.base.worker import Role
 from headrace.core.config.schema import ClusterConfig
 from headrace.core.engine.stats import EngineStats
 
@@ -39,6 +40,7 @@ class Slot:
     """A worker through all its lives. Only the Fleet changes it."""
 
     name: str
+    role: Role
     process: WorkerProcess | None = None
     worker_id: WorkerId | None = None  # of this life, once it is ready
     ready: Ready | None = None  # of its last life
@@ -70,7 +72,15 @@ class Fleet:
         self._config = config
         self._configure = configure
         self._launch = launch
-        self._slots = [Slot(f"w{index}") for index in range(config.workers)]
+        self._slots = [
+            Slot(f"{letter}{index}", role)
+            for letter, role, count in (
+                ("p", Role.PREFILL, config.prefill),
+                ("d", Role.DECODE, config.decode),
+                ("w", Role.MIXED, config.num_mixed),
+            )
+            for index in range(count)
+        ]
         self._next_worker_id = 0
         self._past = dict.fromkeys(_COUNTS, 0)  # of lives that are over
 

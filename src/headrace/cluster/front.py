@@ -67,7 +67,7 @@ class ClusterEngine:
         self._turn = threading.Lock()
         self._now = Ns(0)
         self._listeners = Listeners(self.cancel)
-        self._core = FrontCore(router, max_migrations=config.max_migrations)
+        self._core = FrontCore(router, config)
         self._timers: list[tuple[Ns, int]] = []
         self._drains: list[Future[None]] = []
         self._calls: list[Callable[[], None]] = []  # to be made outside the lock
@@ -231,16 +231,15 @@ class ClusterEngine:
         words: list[EngineEffect] = []
         for effect in self._core.handle(self._now, event):
             match effect:
-                case Forward(worker_id, Arrive(seqs)):
-                    self._crew.send(worker_id, wire.Submit(seqs, self._now))
-                case Forward(worker_id, Cancel() as cancel):
-                    self._crew.send(worker_id, cancel)
+                case Forward(worker_id, asked):
+                    message = (
+                        wire.Submit(asked.seqs, self._now) if isinstance(asked, Arrive) else asked
+                    )
+                    self._crew.send(worker_id, message)
                 case Resync(worker_id):
                     self._crew.send(worker_id, wire.SendSnapshot())
                 case CallAt(at_ns, timer_id):
                     heappush(self._timers, (at_ns, timer_id))
-                case Forward():
-                    raise InvariantError("nothing that a worker takes", event=effect.event)
                 case _:
                     words.append(effect)
         if isinstance(event, Arrive):

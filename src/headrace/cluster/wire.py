@@ -15,6 +15,7 @@ from headrace.core.base.events import (
     BlockStored,
     Cancel,
     Emit,
+    EndLease,
     Finish,
     Preempted,
     Reject,
@@ -42,6 +43,7 @@ class Configure(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
     protocol: int = PROTOCOL
     config: Config
+    role: Role = Role.MIXED
     num_sharing: int = 1
 
 
@@ -62,7 +64,7 @@ class Audit(msgspec.Struct, frozen=True, tag=True):
     audit_id: int
 
 
-ToWorker: TypeAlias = Configure | Submit | Cancel | SendSnapshot | Audit
+ToWorker: TypeAlias = Configure | Submit | Cancel | EndLease | SendSnapshot | Audit
 
 # ---- from a worker
 
@@ -82,6 +84,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     spec: WorkerSpec
     config: Config
     kv: KvPlan
+    kv_address: str  # where other workers copy KV from; empty = nowhere
     cost: FittedCostModel
     description: ModelDescription
 

@@ -50,6 +50,7 @@ from headrace.core.base.events import (
     BlockStored,
     Cancel,
     Emit,
+    EndLease,
     EngineEffect,
     EngineEvent,
     Finish,
@@ -118,6 +119,8 @@ class Worker:
                 self._engine.submit([_shifted(spec, shift) for spec in seqs], self._hear)
             case Cancel(seq_id, reason):
                 self._engine.cancel(seq_id, reason)
+            case EndLease(seq_id):
+                self._engine.end_lease(seq_id)
             case SendSnapshot():
                 self._engine.call_soon(self._send_snapshot)
             case Audit(audit_id):
@@ -237,7 +240,7 @@ def serve(line: Line) -> None:
             asked.config,
             machine=shared_facts(asked.num_sharing),
             on_progress=lambda stage, done, total: line.send(Loading(stage, done, total)),
-            calibrates=True,  # the router reckons in milliseconds from the first request on
+            is_worker=True,
         )
     except ConfigError as error:
         line.send(Unfit(error.message, error.hint))
@@ -252,6 +255,8 @@ def serve(line: Line) -> None:
                 spec=booted.spec,
                 config=booted.config,
                 kv=booted.kv,
+                kv_address=booted.kv_address,
+                role=asked.role,
                 cost=booted.engine.cost,
                 description=booted.loaded.description,
             )

@@ -3,6 +3,7 @@
 What does not fit, is not there or cannot be read is a ConfigError that says what would do.
 """
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -11,6 +12,8 @@ from typing import Any
 
 from headrace.adapters.executors.model import ModelExecutor
 from headrace.adapters.executors.port import Executor
+from headrace.adapters.movers.port import Mover
+from headrace.adapters.movers.shared import SharedMover, SharedPool
 from headrace.core.base.errors import ConfigError, DeviceError, InvariantError
 from headrace.core.base.plan import WorkerSpec
 from headrace.core.config.ledger import ByteLedger, KvPlan
@@ -47,6 +50,7 @@ class Booted:
     ledger: ByteLedger
     loaded: LoadedModel
     spec: WorkerSpec
+    kv_address: str  # where other workers copy KV from; empty = nowhere
     engine: LiveEngine
     text_engine: TextEngine
 
@@ -81,14 +85,14 @@ def boot(
     machine: MachineFacts | None = None,
     on_progress: Progress | None = None,
     executor: Executor | None = None,
-    calibrates: bool = False,
+    is_worker: bool = False,
 ) -> Booted:
     """Load the model and start its engine.
 
     `machine` is what may be used of this one, where that is not all of it. `executor` replaces the
     backend's own, for tests and dry runs; its spec then decides the KV pool. An engine that
-    `calibrates` knows how long steps take before its first one, for a second of the start. Raises
-    ConfigError.
+    `is_worker` of several knows from the start how long its steps take, for a second of that, and
+    other workers of this machine can copy KV from it where the backend allows. Raises ConfigError.
     """
     # Measured before the model takes its share, so that it counts all that there is to give.
     machine = machine_facts() if machine is None else machine
@@ -102,7 +106,7 @@ def boot(
         on_progress=_stage(on_progress, "load"),
     )
     try:
-        return _booted(config, machine, loaded, backend, executor, calibrates)
+        return _booted(config, machine, loaded, backend, executor, is_worker)
     except BaseException:
         loaded.close()
         raise
@@ -114,16 +118,19 @@ def _booted(
     loaded: LoadedModel,
     backend: Backend[Any, Any],
     executor: Executor | None,
-    calibrates: bool,
+    is_worker: bool,
 ) -> Booted:
     resolution, kv = plan_memory(config, machine, loaded, backend)
     config = resolution.config
+    mover = None
+    if is_worker and config.device.backend == "native" and hasattr(os, "memfd_create"):
+        mover = SharedMover(SharedPool(kv.num_blocks, kv.block_bytes))
     if executor is None:
-        executor = _make_executor(config, loaded, backend, kv)
+        executor = _make_executor(config, loaded, backend, kv, mover)
     # The first request may be refused, so times must be known before it comes. The budget learns
     # them from the steps that run anyway.
-    calibrates = calibrates or config.scheduler.early_reject
-    engine = _start_engine(config, executor, calibrates)
+    calibrates = is_worker or config.scheduler.early_reject
+    engine = _start_engine(config, executor, mover, calibrates)
     text_engine = TextEngine(
         engine,
         loaded.tokenizer,
@@ -138,6 +145,7 @@ def _booted(
         ledger=kv.ledger,
         loaded=loaded,
         spec=executor.spec,
+        kv_address="" if mover is None else mover.address,
         engine=engine,
         text_engine=text_engine,
     )
@@ -204,7 +212,11 @@ def _activation_bytes(model: Model[Any, Any], scheduler: SchedulerConfig) -> int
 
 
 def _make_executor(
-    config: Config, loaded: LoadedModel, backend: Backend[Any, Any], kv: KvPlan
+    config: Config,
+    loaded: LoadedModel,
+    backend: Backend[Any, Any],
+    kv: KvPlan,
+    mover: SharedMover | None,
 ) -> Executor:
     try:
         return ModelExecutor(
@@ -214,6 +226,7 @@ def _make_executor(
             kv_type=KvType(config.kv.dtype),
             step_tokens=config.scheduler.step_tokens,
             max_model_len=kv.max_model_len,
+            kv_file=None if mover is None else mover.pool.file,
         )
     except DeviceError as error:
         raise ConfigError(
@@ -223,14 +236,20 @@ def _make_executor(
         ) from error
 
 
-def _start_engine(config: Config, executor: Executor, calibrates: bool) -> LiveEngine:
+def _start_engine(
+    config: Config, executor: Executor, mover: Mover | None, calibrates: bool
+) -> LiveEngine:
     try:
         cost = FittedCostModel.prior()
         if calibrates:
             cost = calibrate(executor, step_tokens=config.scheduler.step_tokens)
         log = config.telemetry.event_log
         return LiveEngine(
-            config.worker, executor, event_log=Path(log).expanduser() if log else None, cost=cost
+            config.worker,
+            executor,
+            event_log=Path(log).expanduser() if log else None,
+            cost=cost,
+            mover=mover,
         )
     except OSError as error:
         executor.close()

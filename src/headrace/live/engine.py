@@ -22,20 +22,19 @@ from pathlib import Path
 from typing import Final
 
 from headrace.adapters.executors.port import Executor
+from headrace.adapters.movers.port import Mover
 from headrace.core.base.errors import InvariantError, OverloadError
 from headrace.core.base.events import (
     Arrive,
     CallAt,
     Cancel,
+    EndLease,
     EngineEffect,
     EngineEvent,
-    StartCopy,
-    StartStep,
     StepDone,
     StepFailed,
     Timer,
 )
-from headrace.core.base.plan import StepPlan
 from headrace.core.base.request import FinishReason, SeqSpec, Slo
 from headrace.core.base.types import NS_PER_S, Ns, SeqId
 from headrace.core.config.schema import WorkerConfig
@@ -43,6 +42,7 @@ from headrace.core.cost.fitted import FittedCostModel
 from headrace.core.engine.build import build_worker
 from headrace.core.engine.stats import EngineStats
 from headrace.core.telemetry import Telemetry
+from headrace.live.device import Device
 from headrace.live.event_log import LogHeader, Recorder
 from headrace.live.listeners import RETRY_AFTER_S, Listeners, Observer, Sink, refusals
 from headrace.live.messages import Call, Check, Close, Drain, Message, Submit, Turn
@@ -73,11 +73,12 @@ class LiveEngine:
         *,
         event_log: Path | None = None,
         cost: FittedCostModel | None = None,
+        mover: Mover | None = None,
     ) -> None:
         cost = FittedCostModel.prior() if cost is None else cost
         self.cost: Final = cost
         self._core = build_worker(config, executor.spec, cost)
-        self._executor = executor
+        self._device = Device(executor, mover, self._end_step, self._post)
         header = LogHeader(config=config, spec=executor.spec, cost=cost)
         self._recorder = Recorder(event_log, header)
         self._listeners = Listeners(self.cancel)
@@ -92,8 +93,6 @@ class LiveEngine:
         self._turn = threading.Lock()
         self._now = Ns(0)
         self._timers: list[tuple[Ns, int]] = []
-        self._num_steps_running = 0  # or lost
-        self._lost: deque[StepFailed] = deque()  # to be told when those before them have ended
         self._is_refusing = False
         self._is_ending = False
         self._untold: deque[Turn | Callable[[], None]] = deque()
@@ -133,6 +132,10 @@ class LiveEngine:
     def cancel(self, seq_id: SeqId, reason: FinishReason = FinishReason.CANCELLED) -> None:
         """As Engine.cancel, at the next step border."""
         self._post(Cancel(seq_id, reason))
+
+    def end_lease(self, seq_id: SeqId) -> None:
+        """Let go of the blocks of a sequence that has ended with `is_leased`. Idempotent."""
+        self._post(EndLease(seq_id))
 
     def stats(self) -> EngineStats:
         """As of the last event."""
@@ -196,7 +199,7 @@ class LiveEngine:
                 self._post(Close())
         self._thread.join()
         if is_first:
-            self._executor.close()
+            self._device.close()
             self._recorder.close()
 
     def _post(self, message: Message) -> None:
@@ -210,7 +213,7 @@ class LiveEngine:
         lags behind, so that steps do not run away from those who hear of them.
         """
         self._inbox.append(event)
-        if self._num_steps_running == 1 and len(self._untold) < MAX_UNTOLD:
+        if self._device.num_steps == 1 and len(self._untold) < MAX_UNTOLD:
             self._take_turn()
         self._wakes.put(None)
 
@@ -276,44 +279,25 @@ class LiveEngine:
             self._untold.append(partial(done.set_result, None))
 
     def _handle(self, event: EngineEvent) -> None:
-        if isinstance(event, StepDone | StepFailed):
-            self._num_steps_running -= 1
+        self._device.note(event)
         if self._failure:
             return
         now = self._tick()
         effects: Sequence[EngineEffect] = ()
         try:
             effects = self._core.handle(now, event)
+            self._device.carry_out(effects)
             for effect in effects:
-                self._carry_out(effect)
+                if isinstance(effect, CallAt):
+                    heappush(self._timers, (effect.at_ns, effect.timer_id))
         except Exception as error:
             self._fail(now, event, effects, error)
         else:
             self._untold.append(Turn(now, event, effects))
 
-    def _carry_out(self, effect: EngineEffect) -> None:
-        if isinstance(effect, StartStep):
-            self._start_step(effect.plan)
-        elif isinstance(effect, CallAt):
-            heappush(self._timers, (effect.at_ns, effect.timer_id))
-        elif isinstance(effect, StartCopy):
-            raise InvariantError("no mover to carry out a copy", copy_id=effect.copy_id)
-
-    def _start_step(self, plan: StepPlan) -> None:
-        self._num_steps_running += 1
-        if self._lost:
-            self._lost.append(StepFailed(plan.step_id, "the step before has failed"))
-            return
-        try:
-            self._executor.start(plan, self._end_step)
-        except Exception as error:
-            _log.exception("executor could not start step %d", plan.step_id)
-            self._lost.append(StepFailed(plan.step_id, str(error)))
-
     def _tell_lost(self) -> None:
-        """Steps end in their order, also those that never began."""
-        while self._lost and len(self._lost) == self._num_steps_running:
-            self._handle(self._lost.popleft())
+        while (lost := self._device.next_lost()) is not None:
+            self._handle(lost)
 
     def _fail(
         self, now: Ns, event: EngineEvent, effects: Sequence[EngineEffect], error: Exception
@@ -328,7 +312,8 @@ class LiveEngine:
         while True:
             self._take_turn()
             self._tell_all()
-            if self._is_ending and (self._failure or not self._num_steps_running):
+            num_running = 0 if self._failure else self._device.num_steps
+            if self._is_ending and not (num_running or self._device.num_copies):
                 return
             try:
                 self._wakes.get(timeout=self._timeout_s())
@@ -383,7 +368,8 @@ class LiveEngine:
 
     @property
     def _is_busy(self) -> bool:
-        return self._num_steps_running + self._listeners.num_living > 0
+        device = self._device
+        return device.num_steps + device.num_copies + self._listeners.num_living > 0
 
     def _check_idle(self) -> None:
         """The conservation law: when nobody is served, nothing is held."""
@@ -394,7 +380,8 @@ class LiveEngine:
             try:
                 self._core.check()
                 stats = self._core.stats()
-                if stats.num_running or stats.num_waiting or stats.num_pinned_blocks:
+                num_held = stats.num_pinned_blocks - stats.num_lent_blocks
+                if stats.num_running or stats.num_waiting or num_held:
                     raise InvariantError("idle engine holds something", stats=stats)
             except Exception as error:
                 self._fail(self._tick(), _NOTHING, (), error)

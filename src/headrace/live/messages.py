@@ -8,6 +8,7 @@ from typing import TypeAlias
 from headrace.core.base.events import (
     Cancel,
     CopyDone,
+    EndLease,
     EngineEffect,
     EngineEvent,
     StepDone,
@@ -56,5 +57,5 @@ class Turn:
 
 
 Message: TypeAlias = (
-    Submit | Check | Drain | Call | Close | Cancel | StepDone | StepFailed | CopyDone
+    Submit | Check | Drain | Call | Close | Cancel | StepDone | StepFailed | CopyDone | EndLease
 )

@@ -12,7 +12,7 @@ never less exactly than its `Precision` says.
 
 from collections.abc import Callable, Sequence
 from enum import StrEnum
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -113,6 +113,15 @@ class KvLayout(msgspec.Struct, frozen=True):
         return num_vectors * self.dtype.vector_bytes(self.head_dim)
 
 
+class KvFile(NamedTuple):
+    """Shared memory that holds a KV pool of `num_blocks * block_bytes` bytes; the fd stays the
+    caller's.
+    """
+
+    fd: int
+    offset: int  # bytes, whole pages
+
+
 class Ops(Protocol[T, W_in]):
     """Operations on the current step's rows. All results are new handles; inputs stay valid."""
 
@@ -209,9 +218,16 @@ class Backend(Protocol[T, W]):
         """Bytes that all weights loaded so far occupy."""
         ...
 
-    def compile(self, forward: "Forward[T, W]", kv: KvLayout, max_tokens: int) -> Program:
-        """Prepare `forward` for steps of up to `max_tokens` tokens over a new KV pool (DeviceError
-        if it does not fit).
+    def compile(
+        self,
+        forward: "Forward[T, W]",
+        kv: KvLayout,
+        max_tokens: int,
+        kv_file: KvFile | None = None,
+    ) -> Program:
+        """Prepare `forward` for steps of up to `max_tokens` tokens over a new KV pool. It is in
+        `kv_file`, block after block, where one is given. DeviceError if it does not fit, or cannot
+        be there.
         """
         ...
 

@@ -180,7 +180,7 @@ class _Worker:
                 self.report.tokens_by_seq_id.setdefault(seq_id, []).extend(tokens)
             case Finish(seq_id) | Reject(seq_id):
                 self._end(seq_id, effect)
-            case StartCopy(copy_id):
+            case StartCopy(copy_id=copy_id):
                 raise InvariantError("no mover to carry out a copy", copy_id=copy_id)
             case KvChanged() | _:
                 pass

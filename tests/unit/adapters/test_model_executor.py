@@ -15,7 +15,7 @@ from headrace.core.base.events import StepDone, StepFailed
 from headrace.core.base.plan import PENDING, BlockCopy, SampleSpec, SeqStep, StepPlan, TokenLogprob
 from headrace.core.base.sampling import SamplingParams
 from headrace.core.base.types import BlockId, SeqId, StepId
-from headrace.ops.interface import KvLayout, KvType, RowRequest, RowResult, StepBatch
+from headrace.ops.interface import KvFile, KvLayout, KvType, RowRequest, RowResult, StepBatch
 
 
 class RecordingProgram:
@@ -79,7 +79,13 @@ class RecordingBackend:
     def weight_bytes(self) -> int:
         return 0
 
-    def compile(self, forward: object, kv: KvLayout, max_tokens: int) -> RecordingProgram:
+    def compile(
+        self,
+        forward: object,
+        kv: KvLayout,
+        max_tokens: int,
+        kv_file: KvFile | None = None,
+    ) -> RecordingProgram:
         self.compiled = kv, max_tokens
         return self.program
 
@@ -292,7 +298,13 @@ def test_close_finishes_the_step_and_frees_the_device() -> None:
 
 def test_a_model_that_does_not_fit_leaves_no_thread() -> None:
     class FullBackend(RecordingBackend):
-        def compile(self, forward: object, kv: KvLayout, max_tokens: int) -> RecordingProgram:
+        def compile(
+        self,
+        forward: object,
+        kv: KvLayout,
+        max_tokens: int,
+        kv_file: KvFile | None = None,
+    ) -> RecordingProgram:
             raise DeviceError("the KV pool does not fit")
 
     threads = {*threading.enumerate()}

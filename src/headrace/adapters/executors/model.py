@@ -28,6 +28,7 @@ from headrace.core.base.plan import (
 from headrace.core.base.types import Ns, SeqId
 from headrace.ops.interface import (
     Backend,
+    KvFile,
     KvLayout,
     KvType,
     Model,
@@ -54,12 +55,13 @@ class ModelExecutor:
         step_tokens: int,
         max_model_len: int,
         kv_type: KvType = KvType.BF16,
+        kv_file: KvFile | None = None,
     ) -> None:
         """Compile `model` with a KV pool of `num_blocks`, for steps of `step_tokens` at most."""
         layout = KvLayout(
             model.num_layers, model.num_kv_heads, model.head_dim, num_blocks, dtype=kv_type
         )
-        program = backend.compile(model.forward, layout, step_tokens)
+        program = backend.compile(model.forward, layout, step_tokens, kv_file)
         self.spec = WorkerSpec(
             model_digest=model.digest,
             kv_dtype=layout.dtype.value,

@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from headrace.core.base.plan import BlockCopy, StepPlan, StepResult, TokenLogprob
+from headrace.core.base.plan import StepPlan, StepResult, TokenLogprob
 from headrace.core.base.request import FinishReason, SeqSpec
 from headrace.core.base.types import BlockId, Ns, SeqId, StepId
 
@@ -37,14 +37,26 @@ class StepFailed(msgspec.Struct, frozen=True, tag=True):
 
 
 class CopyDone(msgspec.Struct, frozen=True, tag=True):
+    """A copy is over: the first `num_blocks` of its blocks have arrived, and are what their names
+    say.
+    """
+
     copy_id: int
+    num_blocks: int
+    error: str = ""  # why it is not all of them
+
+
+class EndLease(msgspec.Struct, frozen=True, tag=True):
+    """Whoever was to copy the blocks of a sequence that has ended is done. Idempotent."""
+
+    seq_id: SeqId
 
 
 class Timer(msgspec.Struct, frozen=True, tag=True):
     timer_id: int
 
 
-EngineEvent: TypeAlias = Arrive | Cancel | StepDone | StepFailed | CopyDone | Timer
+EngineEvent: TypeAlias = Arrive | Cancel | StepDone | StepFailed | CopyDone | EndLease | Timer
 
 # ---- effects
 
@@ -53,9 +65,13 @@ class StartStep(msgspec.Struct, frozen=True, tag=True):
     plan: StepPlan
 
 
-class StartCopy(msgspec.Struct, frozen=True, tag=True):
+class StartCopy(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Copy blocks by their names into blocks of this worker. CopyDone is the end of it, always."""
+
     copy_id: int
-    copies: tuple[BlockCopy, ...]
+    source: str  # the place, as its movers call it
+    names: tuple[bytes, ...]
+    block_ids: tuple[BlockId, ...]
     seq_id: SeqId | None = None  # the sequence that waits for it
     is_handoff: bool = False  # KV comes from another worker, not from a tier of this one
 

@@ -30,6 +30,8 @@ class SeqSpec(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: tuple[int, ...] = ()  # made elsewhere; fewer than params.max_tokens
     params: SamplingParams
     eos_token_ids: tuple[int, ...] = ()
+    kv_source: str = ""  # place that may have the KV of its tokens; empty = none
+    is_leased: bool = False  # its blocks are held for another worker when it has ended
     salt: str = ""  # keeps tenants' cached blocks apart
     adapter: str = ""
     priority: int = 0  # lower runs earlier

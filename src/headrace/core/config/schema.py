@@ -63,6 +63,20 @@ class KvConfig:
         flag="--kv-dtype",
     )
     prefix_cache: bool = setting(True, "keep finished blocks and share equal prefixes")
+    load_timeout_s: float = setting(
+        1.0,
+        "longest wait for KV from another worker before it is computed here",
+        low=0.001,
+        high=3600,
+        flag="--kv-load-timeout-s",
+    )
+    lease_s: float = setting(
+        10.0,
+        "how long KV is held for a worker that is to copy it",
+        low=0.01,
+        high=3600,
+        flag="--kv-lease-s",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,8 +155,26 @@ class SchedulerConfig:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterConfig:
     workers: int = setting(
-        1, "worker processes on this machine; 1 = the engine runs in the server", low=1, high=256
+        1,
+        "worker processes that compute prompts and decode; 1 alone = the engine runs in the server",
+        low=0,
+        high=256,
     )
+    prefill: int = setting(
+        0, "worker processes that compute prompts and hand their KV on", low=0, high=256
+    )
+    decode: int = setting(
+        0, "worker processes that decode what others have computed", low=0, high=256
+    )
+    handoff: str = setting(
+        "auto",
+        "prompts that go to a prefill worker; auto = where that is predicted to cost less",
+        choices=("auto", "always", "never"),
+    )
+    handoff_ms: float = setting(
+        5.0, "what a hand-off is taken to cost beside the copying", low=0, high=1e6
+    )
+
     max_migrations: int = setting(
         3, "workers that a request may lose before it ends with an error", low=0, high=100
     )
@@ -151,10 +183,42 @@ class ClusterConfig:
     )
     restart_delay_s: float = setting(
         0.5,
-        "wait before a worker that lived less than 10 s starts again; doubles each time, to 64 times",
+        "wait before a worker that lived less than 10 s starts again; doubled each time, to 64 x",
         low=0,
         high=3600,
     )
+    engines: tuple[str, ...] = setting(
+        (),
+        "OpenAI-compatible server to route to, as URL or NAME=URL; again for each further one",
+        flag="--engine",
+    )
+    engine_keys: str = setting(
+        "", "file with the API keys of engines, `NAME KEY` on each line; `*` names all others"
+    )
+    engine_poll_s: float = setting(
+        0.5, "time between two looks at an engine's health and load", low=0.01, high=3600
+    )
+    engine_first_byte_s: float = setting(
+        60.0,
+        "how long an engine may take to the first byte of an answer before another one is asked",
+        low=0.01,
+        high=1e6,
+    )
+    engine_prefill_tokens_per_s: float = setting(
+        10_000.0,
+        "how fast an engine is taken to compute a prompt, by which its queue is predicted",
+        low=1,
+        high=1e9,
+    )
+
+    @property
+    def num_mixed(self) -> int:
+        """A single worker beside others is the default that nobody asked for."""
+        return 0 if self.workers == 1 and self.prefill + self.decode else self.workers
+
+    @property
+    def num_workers(self) -> int:
+        return self.num_mixed + self.prefill + self.decode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

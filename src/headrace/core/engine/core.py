@@ -18,6 +18,7 @@ from headrace.core.base.events import (
     Cancel,
     CopyDone,
     Emit,
+    EndLease,
     EngineEffect,
     EngineEvent,
     Finish,
@@ -29,14 +30,15 @@ from headrace.core.base.events import (
 )
 from headrace.core.base.plan import SeqResult, SeqStep, StepPlan, StepResult, WorkerSpec
 from headrace.core.base.request import FinishReason, SeqSpec
-from headrace.core.base.types import NS_PER_MS, Ns, SeqId
+from headrace.core.base.types import NS_PER_MS, NS_PER_S, Ns, SeqId
 from headrace.core.config.schema import WorkerConfig
 from headrace.core.engine.admission import find_fault, find_lateness
 from headrace.core.engine.stats import EngineStats
+from headrace.core.handoff.core import HandoffCore, holder
 from headrace.core.kv.manager import KvManager
 from headrace.core.kv.names import BlockChain, root_name
 from headrace.core.scheduler.scheduler import Scheduler
-from headrace.core.scheduler.sequence import Sequence
+from headrace.core.scheduler.sequence import Sequence, State
 
 # A sequence whose steps fail this often without a token between ends with an error: it may be what
 # makes them fail.
@@ -66,7 +68,9 @@ class EngineCore:
         self.spec = spec
         self._kv = kv
         self._scheduler = scheduler
+        self._handoff = HandoffCore(kv)
         self._seqs: dict[SeqId, Sequence] = {}
+        self._loading: dict[SeqId, Sequence] = {}  # of these, whose KV is on its way here
         self._steps: deque[_Running] = deque()  # the step that runs, and one planned ahead
         self._last_elapsed_ns = Ns(0)  # of the last step
         self._is_recovering = False  # a step has failed, and with it what was planned upon it
@@ -78,17 +82,18 @@ class EngineCore:
 
     @property
     def is_idle(self) -> bool:
-        return not self._seqs and not self._steps
+        return not (self._seqs or self._steps or self._handoff.is_loading)
 
     def stats(self) -> EngineStats:
         kv, scheduler = self._kv, self._scheduler
         return EngineStats(
             num_running=scheduler.num_running,
-            num_waiting=scheduler.num_waiting,
+            num_waiting=scheduler.num_waiting + len(self._loading),
             num_blocks=kv.num_blocks,
             num_free_blocks=kv.num_free,
             num_cached_blocks=kv.num_cached,
             num_pinned_blocks=kv.num_blocks - kv.num_free - kv.num_cached,
+            num_lent_blocks=self._handoff.num_blocks,
             num_prefill_tokens=scheduler.num_prefill_tokens,
             num_kv_tokens=sum(seq.num_planned for seq in scheduler.running()),
             num_preemptions=scheduler.num_preemptions,
@@ -103,12 +108,12 @@ class EngineCore:
     def check(self) -> None:
         """Raise InvariantError unless blocks and sequences are conserved."""
         self._kv.check()
-        known = {seq.seq_id for seq in self._scheduler.waiting()} | {
-            seq.seq_id for seq in self._scheduler.running()
-        }
+        known = {seq.seq_id for seq in self._scheduler.waiting()} | self._loading.keys()
+        known |= {seq.seq_id for seq in self._scheduler.running()}
         if known != self._seqs.keys():
             raise InvariantError("sequence lost", scheduled=len(known), alive=len(self._seqs))
-        if not self._seqs and self._kv.num_free + self._kv.num_cached != self._kv.num_blocks:
+        num_held = self._kv.num_blocks - self._kv.num_free - self._kv.num_cached
+        if not self._seqs and num_held != self._handoff.num_blocks:
             raise InvariantError(
                 "blocks held by nobody", free=self._kv.num_free, cached=self._kv.num_cached
             )
@@ -126,14 +131,18 @@ class EngineCore:
                     self._arrive(now, spec, effects)
             case Cancel(seq_id, reason):
                 self._end(seq_id, reason, effects)
+            case Timer(timer_id) if timer_id < 0:
+                self._stop_loading(self._handoff.expire(timer_id), now)
             case Timer(timer_id):
                 self._end(SeqId(timer_id), FinishReason.DEADLINE, effects)
             case StepDone(result):
                 self._step_done(result, effects)
             case StepFailed(step_id, error):
                 self._step_failed(now, step_id, error, effects)
-            case CopyDone(copy_id):
-                raise InvariantError("a copy ended that was never started", copy_id=copy_id)
+            case CopyDone(copy_id, num_blocks):
+                self._stop_loading(self._handoff.end(copy_id, num_blocks), now)
+            case EndLease(seq_id):
+                self._handoff.end_lease(seq_id)
             case _:
                 assert_never(event)
         if not self._steps:
@@ -189,13 +198,38 @@ class EngineCore:
             return
         self._num_arrived += 1
         self._seqs[spec.seq_id] = seq
-        self._scheduler.add(seq, now)
+        if not self._load(seq, effects):
+            self._scheduler.add(seq, now)
         if spec.deadline_ns is None:
             return
         if spec.deadline_ns <= now:
             self._finish(seq, FinishReason.DEADLINE, effects)
         else:
             effects.append(CallAt(spec.deadline_ns, spec.seq_id))
+
+    # ---- KV of other workers
+
+    def _load(self, seq: Sequence, effects: list[EngineEffect]) -> bool:
+        """Whether the sequence waits for KV that comes from elsewhere."""
+        spec = seq.spec
+        if not spec.kv_source:
+            return False
+        copy = self._handoff.begin(
+            seq.seq_id, seq.chain, seq.tokens, spec.kv_source, seq.reusable_tokens
+        )
+        if copy is None:
+            return False
+        self._loading[seq.seq_id] = seq
+        effects += (copy, self._call_in(self.config.kv.load_timeout_s, copy.copy_id))
+        return True
+
+    def _stop_loading(self, seq_id: SeqId | None, now: Ns) -> None:
+        """Schedule the sequence with what has come."""
+        if seq_id is not None:
+            self._scheduler.add(self._loading.pop(seq_id), now)
+
+    def _call_in(self, seconds: float, handle: int) -> CallAt:
+        return CallAt(Ns(self._now + round(seconds * NS_PER_S)), holder(handle))
 
     # ---- results
 
@@ -286,7 +320,14 @@ class EngineCore:
         stop_token_id: int | None = None,
         error: str = "",
     ) -> None:
-        self._scheduler.remove(seq)
+        if self._loading.pop(seq.seq_id, None) is not None:
+            self._handoff.give_up(seq.seq_id)
+            seq.move(State.FINISHED)
+        else:
+            if seq.spec.is_leased and reason is FinishReason.LENGTH:
+                handle = self._handoff.lend(seq.seq_id)
+                effects.append(self._call_in(self.config.kv.lease_s, handle))
+            self._scheduler.remove(seq)
         seq.reset(seq.num_computed)
         del self._seqs[seq.seq_id]
         effects.append(

@@ -10,6 +10,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     num_free_blocks: int
     num_cached_blocks: int  # held by nobody, kept for reuse
     num_pinned_blocks: int  # held by sequences (or by a step that is still running)
+    num_lent_blocks: int  # of these, held for copies from and to other workers
     num_prefill_tokens: int  # to be computed beside what is cached, by those due more than one
     num_kv_tokens: int  # computed, of running sequences
     num_preemptions: int

@@ -167,6 +167,30 @@ class KvManager:
                 self._changes.append(BlockStored(name, parent, block_id))
             table.nodes.append(node)
 
+    def open_load(self, load_id: SeqId, chain: BlockChain, num_blocks: int) -> int | None:
+        """Open a table for the first `num_blocks` blocks of `chain`, of which those that are not
+        known come from elsewhere: how many are known. None, with nothing changed, where none is
+        missing or there is no room.
+        """
+        if not self.prefix_cache:
+            return None
+        nodes = self._tree.match(chain.names[:num_blocks])
+        num_taken = sum(node.num_holders == 0 for node in nodes)
+        if len(nodes) == num_blocks or num_blocks - len(nodes) > self.num_available - num_taken:
+            return None
+        for node in nodes:
+            self._tree.hold(node)
+        self._tables[load_id] = _Table(nodes)
+        self.reserve(load_id, num_blocks * self.block_size)
+        return len(nodes)
+
+    def lend(self, seq_id: SeqId, lease_id: SeqId) -> None:
+        """The sequence's named blocks are held by `lease_id` instead, its private ones are free."""
+        table = self._tables.pop(seq_id)
+        self._free.extend(reversed(table.block_ids[len(table.nodes) :]))
+        del table.block_ids[len(table.nodes) :]
+        self._tables[lease_id] = table
+
     def release(self, seq_id: SeqId) -> None:
         """Named blocks stay cached, private ones become free. Idempotent."""
         table = self._tables.pop(seq_id, None)

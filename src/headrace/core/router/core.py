@@ -76,6 +76,14 @@ class RouterCore:
         """Why the request went where it went last; None once it is forgotten."""
         return self._decisions.find(request_id)
 
+    def quote_ns(self, now: Ns, request: RouteRequest) -> float | None:
+        """The least predicted cost of the request, in ns, at a worker that takes its role; None
+        where nobody does.
+        """
+        survey = self._fleet.survey(now, request)
+        workers = [*survey.usable, *survey.full]
+        return min(self._price(now, request).totals(workers)[0]) if workers else None
+
     def stats(self) -> RouterStats:
         return RouterStats(
             num_workers=len(self._fleet),

@@ -67,6 +67,7 @@ class WorkerUp(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     cost: FittedCostModel | None = None  # None = unknown: the prior stands in
     publishes_kv: bool = True  # False = no WorkerKv will come; the router guesses what it caches
     adapters: tuple[str, ...] = ()
+    kv_address: str = ""  # where other workers copy its KV from; empty = nowhere
     kv_block_bytes: int = 0  # on the wire; 0 = its blocks cannot be moved
 
 

@@ -25,8 +25,13 @@ class _Part:
     num_scores: int = 0  # log probabilities of prompt tokens
     num_known_scores: int = 0  # that this worker will tell again
     is_admitted: bool = False
+    is_prefilled: bool = False  # it has its first token, and is to go on elsewhere
     num_cached_tokens: int | None = None  # at its first admission anywhere
     ending: FinishReason | None = None  # cancelled; its worker has been told
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.output) >= self.spec.params.max_tokens
 
     @property
     def has_told(self) -> bool:
@@ -41,6 +46,8 @@ class Flight:
         self.request_id = request_id
         self.specs = tuple(specs)
         self.worker_id: WorkerId | None = None  # None = it waits for one
+        self.is_prefilling = False  # it is to go on elsewhere after its first token
+        self.lender: WorkerId | None = None  # who holds the KV of its prompt
         self.excluded: tuple[WorkerId, ...] = ()  # that were lost with it
         self.num_output_tokens = 0  # since it came to its worker
         self._parts = {spec.seq_id: _Part(spec) for spec in specs}
@@ -60,6 +67,11 @@ class Flight:
         return not self._parts
 
     @property
+    def is_prefilled(self) -> bool:
+        """Whether all that has not ended is to go on elsewhere by now."""
+        return self.is_prefilling and all(part.is_prefilled for part in self._parts.values())
+
+    @property
     def num_migrations(self) -> int:
         return len(self.excluded)
 
@@ -70,13 +82,21 @@ class Flight:
             return None
         match word:
             case Admitted():
-                part.is_admitted = True
+                was_admitted, part.is_admitted = part.is_admitted, True
+                if was_admitted:  # before it was handed on
+                    return None
                 if part.num_cached_tokens is None:
                     part.num_cached_tokens = word.num_cached_tokens
             case Preempted():
                 part.is_admitted = False
             case Emit():
                 return self._hear_tokens(part, word)
+            case Finish(reason=FinishReason.LENGTH) if self.is_prefilling and not part.is_complete:
+                part.is_prefilled = True
+                if part.ending is None:
+                    return None
+                del self._parts[word.seq_id]
+                return self._finish(part, part.ending)
             case Finish():
                 del self._parts[word.seq_id]
                 cached = part.num_cached_tokens
@@ -132,16 +152,21 @@ class Flight:
             if part.ending is not None:
                 del self._parts[seq_id]
                 words.append(self._finish(part, part.ending))
-            elif len(part.output) >= part.spec.params.max_tokens:
+            elif part.is_complete:
                 del self._parts[seq_id]
                 words.append(self._finish(part, FinishReason.LENGTH))
         return words
 
-    def begin(self, worker_id: WorkerId) -> tuple[SeqSpec, ...]:
+    def begin(self, worker_id: WorkerId, kv_source: str = "") -> tuple[SeqSpec, ...]:
         """It goes to this worker: the sequences with all that they have."""
         self.worker_id = worker_id
         self.num_output_tokens = 0
-        return tuple(self._resumed(part) for part in self._parts.values())
+        return tuple(self._resumed(part, kv_source) for part in self._parts.values())
+
+    def leave_prefill(self) -> None:
+        """Its prompt is computed: it waits for a worker that decodes it."""
+        self.lender, self.worker_id = self.worker_id, None
+        self.is_prefilling = False
 
     def known_tokens(self) -> tuple[int, ...]:
         """Of the sequence that has the most."""
@@ -163,13 +188,22 @@ class Flight:
             return None
         return msgspec.structs.replace(word, prompt_logprobs=fresh)
 
-    def _resumed(self, part: _Part) -> SeqSpec:
-        spec = part.spec
-        if not part.output:
+    def _resumed(self, part: _Part, kv_source: str) -> SeqSpec:
+        params = part.spec.params
+        part.is_prefilled = False
+        if part.output:
+            params = msgspec.structs.replace(params, prompt_logprobs=None)
+        else:
             part.num_known_scores = part.num_scores
-            return spec
-        params = msgspec.structs.replace(spec.params, prompt_logprobs=None)
-        return msgspec.structs.replace(spec, output_tokens=tuple(part.output), params=params)
+        if self.is_prefilling:
+            params = msgspec.structs.replace(params, max_tokens=len(part.output) + 1)
+        return msgspec.structs.replace(
+            part.spec,
+            output_tokens=tuple(part.output),
+            params=params,
+            kv_source=kv_source,
+            is_leased=self.is_prefilling,
+        )
 
     def _finish(self, part: _Part, reason: FinishReason, error: str = "") -> Finish:
         return Finish(

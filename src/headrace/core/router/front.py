@@ -18,13 +18,16 @@ from headrace.core.base.events import (
     CallAt,
     Cancel,
     Emit,
+    EndLease,
     Finish,
     Preempted,
     Reject,
     Timer,
 )
 from headrace.core.base.request import FinishReason, SeqSpec
-from headrace.core.base.types import Ns, SeqId, WorkerId
+from headrace.core.base.types import NS_PER_MS, Ns, SeqId, WorkerId
+from headrace.core.base.worker import Role
+from headrace.core.config.schema import ClusterConfig
 from headrace.core.kv.names import BlockChain, root_name
 from headrace.core.router.core import RouterCore
 from headrace.core.router.decision import Decision
@@ -70,7 +73,7 @@ class Forward(msgspec.Struct, frozen=True, tag=True):
     """For a worker's engine."""
 
     worker_id: WorkerId
-    event: Arrive | Cancel
+    event: Arrive | Cancel | EndLease
 
 
 FrontEvent: TypeAlias = (
@@ -92,18 +95,21 @@ FrontEffect: TypeAlias = Admitted | Emit | Preempted | Finish | Reject | Forward
 class FrontCore:
     """`handle(now, event) -> effects`. An Arrive holds the sequences of one request.
 
-    A request may lose `max_migrations` workers; with the next one it ends with an error.
+    A request may lose `max_migrations` workers; with the next one it ends with an error. Where
+    there are workers for prefill, one of them may compute its prompt and first token; another then
+    copies the KV and goes on. If anything of that fails, the rest is computed where it goes on.
     """
 
-    def __init__(self, router: RouterCore, *, max_migrations: int) -> None:
+    def __init__(self, router: RouterCore, config: ClusterConfig) -> None:
         self._router = router
-        self._max_migrations = max_migrations
+        self._config = config
         self._now = Ns(0)
         self._flights: dict[int, Flight] = {}
         self._flight_of: dict[SeqId, Flight] = {}
         self._workers: dict[WorkerId, WorkerUp] = {}
         self._next_request_id = 0
-        self.num_migrations = 0  # requests that went on elsewhere
+        self.num_migrations = 0  # requests that went on elsewhere because their worker was lost
+        self.num_handoffs = 0  # requests whose prompt was computed by another worker
 
     # ---- queries
 
@@ -173,7 +179,8 @@ class FrontCore:
             if spec.seq_id in self._flight_of:
                 raise InvariantError("sequence id used twice", seq_id=spec.seq_id)
             self._flight_of[spec.seq_id] = flight
-        self._route(RouteArrive(self._request(flight)), effects)
+        flight.is_prefilling = self._is_worth_handing_off(flight)
+        self._send(flight, effects)
 
     def _cancel(self, seq_id: SeqId, reason: FinishReason, effects: list[FrontEffect]) -> None:
         flight = self._flight_of.get(seq_id)
@@ -199,7 +206,11 @@ class FrontCore:
         if flight is None or flight.worker_id != worker_id:
             return
         before = flight.num_output_tokens
+        if isinstance(word, Admitted):
+            self._end_lease(flight, word.seq_id, effects)
         said = flight.hear(word)
+        if flight.is_prefilled and not flight.is_over:
+            self._hand_off(flight, effects)
         if said is None:
             return
         if isinstance(said, Emit):
@@ -225,23 +236,65 @@ class FrontCore:
         self._route(event, effects)
         for flight in lost:
             words = flight.lose_worker(event.reason)
-            if flight.num_migrations > self._max_migrations:
+            if flight.num_migrations > self._config.max_migrations:
                 error = f"worker {worker.name} was lost: {event.reason}"
-                if self._max_migrations:
+                if self._config.max_migrations:
                     error += f" (the request has lost {flight.num_migrations} workers)"
                 words += flight.end(FinishReason.ERROR, error)
             self._say(flight, words, effects)
             if not flight.is_over:
                 self.num_migrations += 1
-                self._route(RouteArrive(self._request(flight)), effects)
+                flight.is_prefilling = flight.is_prefilling and self._has(Role.PREFILL)
+                self._send(flight, effects)
+
+    # ---- hand-off
+
+    def _has(self, role: Role) -> bool:
+        return any(worker.role is role for worker in self._workers.values())
+
+    def _is_worth_handing_off(self, flight: Flight) -> bool:
+        """Whether a prefill worker should compute the prompt: it costs the decoding ones nothing
+        there, and the way from there something.
+        """
+        if self._config.handoff == "never" or not self._has(Role.PREFILL):
+            return False
+        request = self._request(flight)
+        if request.max_tokens < 2:
+            return False  # nothing would be left to do elsewhere
+        there = self._quote_ns(request, role=Role.PREFILL, max_tokens=1)
+        here = self._quote_ns(request, role=Role.MIXED)
+        if there is None or here is None or self._config.handoff == "always":
+            return there is not None
+        rest = self._quote_ns(request, role=Role.MIXED, num_tokens=1, block_names=())
+        way_ns = self._config.handoff_ms * NS_PER_MS
+        return rest is not None and there + way_ns + rest < here
+
+    def _quote_ns(self, request: RouteRequest, **changes: object) -> float | None:
+        return self._router.quote_ns(self._now, msgspec.structs.replace(request, **changes))
+
+    def _hand_off(self, flight: Flight, effects: list[FrontEffect]) -> None:
+        flight.leave_prefill()
+        self.num_handoffs += 1
+        self._send(flight, effects)
+
+    def _end_lease(self, flight: Flight, seq_id: SeqId, effects: list[FrontEffect]) -> None:
+        """It has its blocks where it is now."""
+        if flight.lender is not None and flight.lender in self._workers:
+            effects.append(Forward(flight.lender, EndLease(seq_id)))
 
     # ---- routing
+
+    def _send(self, flight: Flight, effects: list[FrontEffect]) -> None:
+        """Let the router find a worker for it."""
+        self._route(RouteArrive(self._request(flight)), effects)
 
     def _route(self, event: RouterEvent, effects: list[FrontEffect]) -> None:
         for effect in self._router.handle(self._now, event):
             match effect:
                 case Dispatch(request_id, worker_id):
-                    specs = self._flights[request_id].begin(worker_id)
+                    flight = self._flights[request_id]
+                    lender = self._workers.get(flight.lender) if flight.lender is not None else None
+                    specs = flight.begin(worker_id, lender.kv_address if lender else "")
                     effects.append(Forward(worker_id, Arrive(specs)))
                 case RouteReject(request_id):
                     flight = self._flights[request_id]
@@ -270,7 +323,8 @@ class FrontCore:
             arrived_ns=spec.arrived_ns,
             deadline_ns=spec.deadline_ns,
             excluded=flight.excluded,
-            is_migration=flight.num_migrations > 0,
+            is_migration=flight.num_migrations > 0 or flight.lender is not None,
+            role=Role.PREFILL if flight.is_prefilling else Role.MIXED,
         )
 
     def _names(self, spec: SeqSpec, tokens: Sequence[int]) -> tuple[bytes, ...]:

@@ -95,7 +95,7 @@ class Telemetry:
                 life.admit(now, effect.num_cached_tokens)
             case Preempted():
                 life.preempt(now, effect.num_lost_tokens)
-            case StartCopy(copy_id):
+            case StartCopy(copy_id=copy_id):
                 self._copies[copy_id] = life.seq_id
                 life.start_copy(now, copy_id, is_handoff=effect.is_handoff)
             case Finish():

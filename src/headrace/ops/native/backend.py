@@ -23,6 +23,7 @@ from headrace.core.base.plan import BlockCopy, TokenLogprob
 from headrace.ops.interface import (
     AttentionSpec,
     Forward,
+    KvFile,
     KvLayout,
     Rope,
     RowRequest,
@@ -104,7 +105,11 @@ class NativeBackend:
         return self._weight_bytes
 
     def compile(
-        self, forward: Forward[int, _native.Weight], kv: KvLayout, max_tokens: int
+        self,
+        forward: Forward[int, _native.Weight],
+        kv: KvLayout,
+        max_tokens: int,
+        kv_file: KvFile | None = None,
     ) -> "NativeProgram":
         if kv.block_size != _BLOCK_TOKENS:
             raise DeviceError("KV blocks have 16 tokens", block_size=kv.block_size)
@@ -120,6 +125,7 @@ class NativeBackend:
                 kv.num_blocks,
                 kv.dtype.value,
                 max_tokens,
+                *(() if kv_file is None else kv_file),
             )
             program.seal(forward(_Recorder(program)))
         return NativeProgram(program)

@@ -16,6 +16,7 @@ from headrace.core.base.plan import BlockCopy
 from headrace.ops.interface import (
     AttentionSpec,
     Forward,
+    KvFile,
     KvLayout,
     KvType,
     Rope,
@@ -49,8 +50,14 @@ class TorchBackend:
         return self._num_bytes
 
     def compile(
-        self, forward: Forward[Tensor, Tensor], kv: KvLayout, max_tokens: int
+        self,
+        forward: Forward[Tensor, Tensor],
+        kv: KvLayout,
+        max_tokens: int,
+        kv_file: KvFile | None = None,
     ) -> "TorchProgram":
+        if kv_file is not None:
+            raise DeviceError("the torch backend keeps its KV pool to itself")
         try:
             return TorchProgram(forward, kv, max_tokens, self.device)
         except RuntimeError as error:  # torch's word for "out of memory"

@@ -65,10 +65,12 @@ def delay_transfer(script: Script) -> None:
 def delay_copy(script: Script, *, is_handoff: bool) -> None:
     script.arrive(0)
     script.admit(0)
-    copy = StartCopy(5, (), SeqId(0), is_handoff)
+    copy = StartCopy(
+        copy_id=5, source="", names=(), block_ids=(), seq_id=SeqId(0), is_handoff=is_handoff
+    )
     script.see(Cancel(SeqId(-1)), copy)
     script.wait(40)
-    script.see(CopyDone(5))
+    script.see(CopyDone(5, 0))
     script.run(0)
 
 
@@ -271,10 +273,10 @@ def test_copies_that_overlap_a_step_take_no_time_of_their_own() -> None:
     script = Script()
     script.arrive(0)
     script.admit(0)
-    script.see(Cancel(SeqId(-1)), StartCopy(1, (), SeqId(0)))
+    script.see(Cancel(SeqId(-1)), StartCopy(copy_id=1, source="", names=(), block_ids=(), seq_id=SeqId(0)))
     script.wait(5)
     script.step((0, 0, PROMPT), emits=[0])
-    script.see(CopyDone(1))
+    script.see(CopyDone(1, 0))
     script.step((0, PROMPT, 1), emits=[0])
     assert times_ms(script.finish(0)) == {"kv_load": 5.0, "own_prefill": 66.0, "decode": 3.0}
 

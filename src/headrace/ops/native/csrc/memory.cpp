@@ -21,6 +21,12 @@ Pages::Pages(size_t bytes) : bytes_(bytes) {
 #endif
 }
 
+Pages::Pages(size_t bytes, int fd, size_t offset) : bytes_(bytes) {
+  void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, static_cast<off_t>(offset));
+  if (data == MAP_FAILED) fail("cannot map ", bytes, " bytes of shared memory");
+  data_ = static_cast<std::byte*>(data);
+}
+
 Pages::~Pages() {
   if (data_) munmap(data_, bytes_);
 }
@@ -33,6 +39,8 @@ Pages::Pages(size_t bytes) : bytes_(bytes) {
   if (!data_) fail("cannot allocate ", bytes, " bytes");
   std::memset(data_, 0, bytes);
 }
+
+Pages::Pages(size_t, int, size_t) { fail("this system has no shared memory"); }
 
 Pages::~Pages() { std::free(data_); }
 

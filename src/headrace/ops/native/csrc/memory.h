@@ -32,6 +32,7 @@ class Pages {
  public:
   Pages() = default;
   explicit Pages(size_t bytes);
+  Pages(size_t bytes, int fd, size_t offset);  // of a file, so that other processes see them too
   ~Pages();
   Pages(Pages&& other) noexcept : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
   Pages& operator=(Pages&& other) noexcept {

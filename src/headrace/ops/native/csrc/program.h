@@ -29,6 +29,12 @@ struct KvShape {
   size_t block_bytes() const { return layer_bytes() * static_cast<size_t>(num_layers); }
 };
 
+// Where the KV pool is, if not in memory of its own: in a file, from an offset on.
+struct KvFile {
+  int fd = -1;
+  size_t offset = 0;
+};
+
 struct AttentionShape {
   int num_heads, num_kv_heads, head_dim;
   float scale;
@@ -64,7 +70,7 @@ struct Rounding {
 
 class Program {
  public:
-  Program(ThreadPool& pool, const Kernels& kernels, Rounding rounding, KvShape kv, int max_tokens);
+  Program(ThreadPool& pool, const Kernels& kernels, Rounding rounding, KvShape kv, int max_tokens, KvFile file = {});
 
   int embed(const Weight& table);
   int rms_norm(int x, const Weight& weight, float eps);

@@ -19,14 +19,15 @@ KvType kv_type(const std::string& name) {
   fail("keys and values are stored as bf16, int8 or fp8, not as ", name);
 }
 
-Program::Program(ThreadPool& pool, const Kernels& kernels, Rounding rounding, KvShape kv, int max_tokens)
+Program::Program(ThreadPool& pool, const Kernels& kernels, Rounding rounding, KvShape kv, int max_tokens, KvFile file)
     : pool_(pool), kernels_(kernels), rounding_(rounding), kv_(kv), max_tokens_(max_tokens) {
   if (max_tokens < 1) fail("max_tokens must be at least 1, got ", max_tokens);
   if (kv.num_layers < 1 || kv.num_kv_heads < 1 || kv.num_blocks < 1)
     fail("the KV pool needs layers, heads and blocks, got ", kv.num_layers, ", ", kv.num_kv_heads, ", ", kv.num_blocks);
   if (kv.head_dim < 2 || kv.head_dim > kMaxHeadDim || kv.head_dim % 2 != 0)
     fail("head_dim must be even and at most ", kMaxHeadDim, ", got ", kv.head_dim);
-  blocks_ = Pages(kv.block_bytes() * static_cast<size_t>(kv.num_blocks));
+  const size_t bytes = kv.block_bytes() * static_cast<size_t>(kv.num_blocks);
+  blocks_ = file.fd < 0 ? Pages(bytes) : Pages(bytes, file.fd, file.offset);
 }
 
 int Program::new_register(int width, bool logit_rows) {

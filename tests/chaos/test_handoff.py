@@ -1,0 +1,156 @@
+"""Prefill and decode in processes of their own, over shared memory: the same bytes, whatever dies
+on the way.
+"""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from chaos.test_workers import Answer, answers, requests, tiny_config, undisturbed, wait_until
+from headrace.cluster.boot import BootedCluster, boot_cluster
+from headrace.core.config.schema import ClusterConfig, Config
+from headrace.live.generate import GenerateRequest
+
+pytest.importorskip("headrace.ops.native._native")
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
+    config = tiny_config(tmp_path_factory.mktemp("model"))
+    cluster = ClusterConfig(
+        prefill=1, decode=1, handoff="always", silence_timeout_s=1.0, restart_delay_s=0
+    )
+    return replace(config, cluster=cluster)
+
+
+@pytest.fixture(scope="module")
+def asked() -> list[GenerateRequest]:
+    return requests(8)
+
+
+@pytest.fixture(scope="module")
+def wanted(config: Config, asked: list[GenerateRequest]) -> list[Answer]:
+    return undisturbed(config, asked)
+
+
+@pytest.fixture(scope="module")
+def cluster(config: Config) -> Iterator[BootedCluster]:
+    booted = boot_cluster(config)
+    try:
+        yield booted
+    finally:
+        booted.close()
+
+
+def pid_of(cluster: BootedCluster, name: str) -> int | None:
+    return {worker.name: worker.pid for worker in cluster.engine.workers()}[name]
+
+
+def strike(cluster: BootedCluster, name: str, number: signal.Signals) -> None:
+    pid = pid_of(cluster, name)
+    if pid is not None:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def all_up(cluster: BootedCluster) -> bool:
+    return all(worker.is_ready for worker in cluster.engine.workers())
+
+
+def settle(cluster: BootedCluster) -> None:
+    """Everything is up, and holds nothing for anybody."""
+    wait_until(lambda: all_up(cluster))
+    wait_until(lambda: cluster.engine.stats().num_pinned_blocks == 0)
+    cluster.engine.check()
+
+
+def test_prompts_are_computed_by_one_and_decoded_by_the_other(
+    cluster: BootedCluster, asked: list[GenerateRequest], wanted: list[Answer]
+) -> None:
+    assert answers(cluster.text_engine, asked) == wanted
+    settle(cluster)
+    time.sleep(0.5)  # for the workers' last word on their state
+    stats = {worker.name: worker.stats for worker in cluster.engine.workers()}
+    prefill, decode = stats["p0"], stats["d0"]
+    assert prefill is not None
+    assert decode is not None
+    num_prompt = sum(len(request.prompt_tokens) for request in asked)
+    num_output = sum(request.params.max_tokens for request in asked)
+    assert prefill.num_computed_tokens <= num_prompt
+    assert decode.num_computed_tokens <= num_output + 16 * len(asked)
+    assert decode.num_hit_tokens > num_prompt / 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("name", ["p0", "d0"])
+def test_either_may_die_when_all_have_begun(
+    cluster: BootedCluster,
+    asked: list[GenerateRequest],
+    wanted: list[Answer],
+    name: str,
+    number: signal.Signals,
+) -> None:
+    settle(cluster)
+    got = answers(cluster.text_engine, asked, strike=lambda: strike(cluster, name, number))
+    assert got == wanted
+    settle(cluster)
+    assert answers(cluster.text_engine, asked[:2]) == wanted[:2]
+
+
+@pytest.mark.parametrize(
+    "delay_ms",
+    [0, 10, *(pytest.param(delay, marks=pytest.mark.slow) for delay in (2, 5, 20, 40, 80))],
+)
+@pytest.mark.parametrize("name", ["p0", "d0"])
+def test_and_at_any_moment(
+    cluster: BootedCluster,
+    asked: list[GenerateRequest],
+    wanted: list[Answer],
+    name: str,
+    delay_ms: int,
+) -> None:
+    """Also while KV is on its way."""
+    settle(cluster)
+
+    def later() -> None:
+        time.sleep(delay_ms / 1e3)
+        strike(cluster, name, signal.SIGKILL)
+
+    # Other salts: nothing of the prompts is cached anywhere.
+    salted = [replace(request, salt=f"{name} {delay_ms}") for request in asked]
+    thread = threading.Thread(target=later)
+    thread.start()
+    got = answers(cluster.text_engine, salted)
+    thread.join()
+    assert got == wanted
+    settle(cluster)
+
+
+def test_without_prefill_workers_the_others_do_it_alone(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path)
+    lonely = replace(
+        config,
+        cluster=ClusterConfig(prefill=1, decode=1, handoff="always", restart_delay_s=3600),
+    )
+    asked = requests(3)
+    wanted = undisturbed(config, asked)
+    cluster = boot_cluster(lonely)
+    try:
+        for _ in range(2):  # the first life is followed by another one at once
+            wait_until(lambda: all_up(cluster))
+            strike(cluster, "p0", signal.SIGKILL)
+            wait_until(lambda: not all_up(cluster))
+        wait_for_loss: Callable[[], bool] = lambda: pid_of(cluster, "p0") is None  # noqa: E731
+        wait_until(wait_for_loss)
+        assert answers(cluster.text_engine, asked) == wanted
+        cluster.engine.check()
+    finally:
+        cluster.close()

@@ -1,0 +1,161 @@
+"""KV of other workers: what arrives is used, what does not is computed, and nothing is held longer
+than it should be.
+"""
+
+import pytest
+
+from headrace.core.base.events import Arrive, Cancel, EndLease
+from headrace.core.base.request import FinishReason
+from headrace.core.base.types import NS_PER_S, Ns, SeqId
+from support.fake_device import Bench, expected_output
+
+PROMPT = tuple(range(18))  # four full blocks of four tokens, and two more
+SOURCE = "elsewhere"
+
+
+def loading(**settings: object) -> Bench:
+    """A sequence waits for its KV."""
+    bench = Bench(**settings)  # type: ignore[arg-type]
+    bench.handle(Arrive((bench.seq(PROMPT, max_tokens=3, kv_source=SOURCE),)))
+    return bench
+
+
+def computed(bench: Bench, seq_id: int) -> int:
+    return sum(len(s.tokens) for plan in bench.plans for s in plan.seqs if s.seq_id == seq_id)
+
+
+@pytest.mark.parametrize("num_blocks", range(5))
+def test_what_has_come_is_not_computed(num_blocks: int) -> None:
+    bench = loading()
+    (copy,) = bench.copies
+    assert (copy.source, len(copy.names), copy.seq_id, copy.is_handoff) == (SOURCE, 4, 0, True)
+    assert bench.plan is None
+    assert bench.core.stats().num_waiting == 1
+    bench.end_copy(num_blocks, seq_id=0)
+    bench.run()
+    bench.assert_outputs()
+    assert bench.finished[SeqId(0)].num_cached_tokens == 4 * num_blocks
+    assert computed(bench, 0) == len(PROMPT) - 4 * num_blocks + 2
+    assert bench.core.stats().num_pinned_blocks == 0
+
+
+def test_only_what_is_missing_is_asked_for() -> None:
+    bench = Bench()
+    bench.handle(Arrive((bench.seq(PROMPT[:9], max_tokens=1),)))
+    bench.run()
+    bench.handle(Arrive((bench.seq(PROMPT, max_tokens=3, kv_source=SOURCE),)))
+    assert len(bench.copies[0].names) == 2
+    bench.end_copy(2, seq_id=1)
+    bench.run()
+    bench.assert_outputs()
+    # All of it is known by now.
+    bench.handle(Arrive((bench.seq(PROMPT, max_tokens=3, kv_source=SOURCE),)))
+    assert not bench.copies
+    bench.run()
+    bench.assert_outputs()
+
+
+def test_a_sequence_that_goes_on_brings_its_output_and_copies_the_rest() -> None:
+    bench = Bench()
+    whole = bench.seq(PROMPT, max_tokens=9)
+    output = expected_output(whole)
+    spec = bench.seq(PROMPT, max_tokens=9, kv_source=SOURCE, output_tokens=output[:3])
+    bench.handle(Arrive((spec,)))
+    assert len(bench.copies[0].names) == 5  # 18 + 3 tokens, of which the last is computed
+    bench.end_copy(5, seq_id=1)
+    bench.run()
+    assert bench.output[SeqId(1)] == output[3:]
+    assert computed(bench, 1) == 1 + 5
+
+
+def test_nobody_waits_longer_than_allowed_and_late_blocks_are_kept() -> None:
+    bench = loading()
+    bench.ring()
+    assert bench.now >= NS_PER_S
+    assert bench.plan is not None
+    bench.run_steps_only()
+    bench.assert_outputs()
+    assert computed(bench, 0) == len(PROMPT) + 2
+    assert bench.core.stats().num_lent_blocks == 4
+    bench.end_copy(4, seq_id=0)
+    assert bench.core.stats().num_pinned_blocks == 0
+
+
+@pytest.mark.parametrize("reason", [FinishReason.CANCELLED, FinishReason.STOP])
+def test_a_sequence_may_end_while_its_kv_is_on_the_way(reason: FinishReason) -> None:
+    bench = loading()
+    bench.handle(Cancel(SeqId(0), reason))
+    assert bench.finished[SeqId(0)].reason is reason
+    assert not bench.core.is_idle  # whoever copies still writes
+    assert bench.core.stats().num_pinned_blocks == 4
+    bench.ring()
+    bench.end_copy(1, seq_id=0)
+    assert bench.core.is_idle
+    assert bench.core.stats().num_pinned_blocks == 0
+
+
+def test_a_deadline_ends_the_waiting_too() -> None:
+    bench = Bench()
+    spec = bench.seq(PROMPT, kv_source=SOURCE, deadline_ns=Ns(500))
+    bench.handle(Arrive((spec,)))
+    bench.ring()
+    assert bench.finished[SeqId(0)].reason is FinishReason.DEADLINE
+    bench.end_copy(0, seq_id=0)
+
+
+@pytest.mark.parametrize("settings", [{"num_blocks": 6}, {"prefix_cache": False}])
+def test_without_room_or_a_cache_all_is_computed(settings: dict[str, object]) -> None:
+    bench = Bench(**settings)  # type: ignore[arg-type]
+    bench.handle(Arrive((bench.seq(tuple(range(30, 42)), max_tokens=2),)))
+    bench.handle(Arrive((bench.seq(PROMPT, max_tokens=3, kv_source=SOURCE),)))
+    assert not bench.copies
+    bench.run()
+    bench.assert_outputs()
+
+
+def lent(**settings: object) -> Bench:
+    bench = Bench(**settings)  # type: ignore[arg-type]
+    bench.handle(Arrive((bench.seq(PROMPT, max_tokens=1, is_leased=True),)))
+    bench.run()
+    return bench
+
+
+def test_blocks_are_held_until_the_lease_is_ended() -> None:
+    bench = lent()
+    assert bench.core.stats().num_lent_blocks == 4
+    assert bench.core.is_idle
+    bench.handle(EndLease(SeqId(0)))
+    bench.handle(EndLease(SeqId(0)))
+    bench.handle(EndLease(SeqId(7)))
+    stats = bench.core.stats()
+    assert (stats.num_lent_blocks, stats.num_pinned_blocks, stats.num_cached_blocks) == (0, 0, 4)
+    bench.ring()  # it has nothing left to do
+
+
+def test_or_until_its_time_is_over() -> None:
+    bench = lent()
+    before = bench.now
+    bench.ring()
+    assert bench.now - before >= 9 * NS_PER_S
+    assert bench.core.stats().num_lent_blocks == 0
+
+
+def test_what_is_lent_is_not_evicted() -> None:
+    bench = lent(num_blocks=8)
+    spec = bench.seq(tuple(range(30, 42)), max_tokens=8)  # five blocks
+    bench.handle(Arrive((spec,)))
+    bench.run_steps_only()
+    assert spec.seq_id not in bench.finished
+    bench.handle(EndLease(SeqId(0)))
+    bench.run()
+    bench.assert_outputs()
+
+
+def test_an_answer_that_ends_by_itself_lends_nothing() -> None:
+    bench = Bench()
+    token = expected_output(bench.seq(PROMPT, max_tokens=1))[0]
+    spec = bench.seq(PROMPT, max_tokens=1, is_leased=True, eos_token_ids=(token,))
+    bench.handle(Arrive((spec,)))
+    bench.run()
+    assert bench.finished[spec.seq_id].reason is FinishReason.STOP
+    assert bench.core.stats().num_lent_blocks == 0
