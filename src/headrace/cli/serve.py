@@ -30,7 +30,7 @@ def serve(model: str | None, flags: Any, *, as_json: bool) -> int:
     booted: list[Booted | BootedCluster] = []
 
     def load() -> Booted | BootedCluster:
-        start = boot if config.cluster.workers == 1 else boot_cluster
+        start = boot if config.cluster.num_workers == 1 else boot_cluster
         with showing_progress() as report:
             booted.append(start(config, on_progress=_unless_stopped(report, app.state.service)))
         return booted[0]
