@@ -21,7 +21,6 @@ from headrace.cluster import wire
 from headrace.cluster.audit import Audit
 from headrace.cluster.crew import Crew, Progress
 from headrace.cluster.fleet import Fleet, Slot
-from headrace.cluster.telemetry import ClusterTelemetry
 from headrace.core.base.errors import ConfigError, InvariantError, OverloadError
 from headrace.core.base.events import Arrive, CallAt, Cancel, EngineEffect, Timer
 from headrace.core.base.request import FinishReason, SeqSpec, Slo
@@ -31,6 +30,7 @@ from headrace.core.engine.stats import EngineStats
 from headrace.core.router.core import RouterCore
 from headrace.core.router.events import Resync
 from headrace.core.router.front import EndAll, Forward, FrontCore, FrontEvent
+from headrace.core.telemetry import ClusterTelemetry
 from headrace.live.listeners import RETRY_AFTER_S, Listeners, Observer, Sink, refusals
 from headrace.live.messages import Call, Check, Close, Drain, Submit
 from headrace.live.port import WorkerState

@@ -13,7 +13,9 @@ from headrace.core.base.events import EngineEffect, EngineEvent
 from headrace.core.base.request import Slo
 from headrace.core.base.types import Ns, SeqId
 from headrace.core.cost.fitted import FittedCostModel
-from headrace.core.telemetry import RequestRecord, Telemetry, TimeParts
+from headrace.core.telemetry.fold import Telemetry
+from headrace.core.telemetry.parts import TimeParts
+from headrace.core.telemetry.record import RequestRecord
 
 
 class ClusterTelemetry:
