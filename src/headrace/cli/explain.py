@@ -104,4 +104,6 @@ def _shown(value: object, *, is_size: bool) -> str:
         return text if len(text) <= LEGIBLE_CHARS else f"{text} ({format_bytes(value)})"
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, tuple):
+        value = ",".join(value)
     return str(value) if value != "" else '""'

@@ -72,8 +72,9 @@ def _flag_class(name: str, sections: Iterable[str]) -> Any:
 
 def _annotation(setting: Setting) -> Any:
     is_flag = setting.type is bool
+    kind: Any = list[str] if setting.type is tuple else bool if is_flag else str
     return Annotated[
-        bool | None if is_flag else str | None,
+        kind | None,
         Parameter(
             name=setting.flag,
             negative=f"--no-{setting.flag[2:]}" if is_flag else "",
@@ -90,7 +91,7 @@ def _metavar(setting: Setting) -> str | None:
         return None
     if setting.is_size:
         return "SIZE"
-    return {int: "N", float: "NUMBER", str: "TEXT"}[setting.type]
+    return {int: "N", float: "NUMBER", str: "TEXT", tuple: "TEXT"}[setting.type]
 
 
 def _facts(setting: Setting) -> str:
@@ -104,7 +105,7 @@ def shown_default(setting: Setting) -> str:
         return str(setting.default).lower()
     if setting.is_size and isinstance(setting.default, int) and setting.default:
         return size_text(setting.default)
-    return str(setting.default) if setting.default != "" else "empty"
+    return "empty" if setting.default in ("", ()) else str(setting.default)
 
 
 if TYPE_CHECKING:

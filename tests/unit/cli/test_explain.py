@@ -34,9 +34,16 @@ def another(setting: Setting) -> Any:
         return not setting.default
     if setting.type is str:
         return "other"
+    if setting.type is tuple:
+        return ["one"]
     return setting.type(7 if setting.high is None or setting.high >= 7 else setting.high) + (
         4096 if setting.low == 1024 else 0
     )
+
+
+def text(value: Any) -> str:
+    """As a flag or a variable takes it."""
+    return ",".join(value) if isinstance(value, list) else str(value)
 
 
 def test_every_setting_is_listed(capsys: Capture) -> None:
@@ -44,7 +51,8 @@ def test_every_setting_is_listed(capsys: Capture) -> None:
     assert list(figures) == list(SETTINGS)
     for key, entry in figures.items():
         assert entry["source"] == "default"
-        assert entry["asked"] == SETTINGS[key].default
+        default = SETTINGS[key].default
+        assert entry["asked"] == (list(default) if isinstance(default, tuple) else default)
         assert entry["help"] == SETTINGS[key].help
 
 
@@ -58,7 +66,7 @@ def test_every_flag_reaches_its_setting(capsys: Capture) -> None:
         if setting.type is bool:
             arguments.append(setting.flag if value else f"--no-{setting.flag[2:]}")
         else:
-            arguments += [setting.flag, str(value)]
+            arguments += [setting.flag, text(value)]
     figures = explain(capsys, *arguments)
     assert {key: figures[key]["asked"] for key in wanted} == wanted
     assert {figures[key]["source"] for key in wanted} == {
@@ -71,7 +79,7 @@ def test_every_variable_reaches_its_setting(
 ) -> None:
     wanted = {key: another(setting) for key, setting in SETTINGS.items()}
     for key, value in wanted.items():
-        monkeypatch.setenv(SETTINGS[key].variable, str(value))
+        monkeypatch.setenv(SETTINGS[key].variable, text(value))
     figures = explain(capsys)
     assert {key: entry["asked"] for key, entry in figures.items()} == wanted
 

@@ -8,7 +8,7 @@ import math
 import re
 import reprlib
 from dataclasses import Field, dataclass, fields
-from typing import Any, Final
+from typing import Any, Final, get_origin
 
 from headrace.core.config.schema import Config
 from headrace.core.config.units import size_text
@@ -31,6 +31,7 @@ _UNITS: Final = {
 _SIZE = re.compile(r"([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+]?[0-9]+)?)\s*([a-zA-Z]*)")
 _REPR = reprlib.Repr()  # which a value of any depth does not overcome
 _REPR.maxstring = 60
+_KINDS: Final = {int: "any number", float: "any number", str: "a text", tuple: "texts"}
 _TRUE: Final = ("true", "yes", "on", "1")
 _FALSE: Final = ("false", "no", "off", "0")
 
@@ -71,7 +72,7 @@ class Setting:
         if self.type is bool:
             return "true | false"
         if self.low is None and self.high is None:
-            return "a text" if self.type is str else "any number"
+            return _KINDS[self.type]
         low, high = (
             self._spell(limit) if limit is not None else "" for limit in (self.low, self.high)
         )
@@ -102,6 +103,8 @@ class Setting:
         if self.type is bool:
             if text.lower() in _TRUE + _FALSE:
                 return text.lower() in _TRUE
+        elif self.type is tuple:
+            return tuple(text.replace(",", " ").split())
         elif self.is_size:
             match = _SIZE.fullmatch(text)
             if match is not None and match[2].lower() in _UNITS:
@@ -124,6 +127,9 @@ class Setting:
                 return float(raw)
         elif self.type is int and isinstance(raw, float) and raw.is_integer():
             return int(raw)
+        elif self.type is tuple and isinstance(raw, list | tuple):
+            if all(isinstance(item, str) for item in raw):
+                return tuple(raw)
         elif type(raw) is self.type:
             return raw
         raise self._fault(raw)
@@ -134,6 +140,7 @@ class Setting:
             int: "a size such as 512MiB" if self.is_size else "a whole number",
             float: "a number",
             str: "a text",
+            tuple: "texts",
         }[self.type]
         return ValueError(f"is {_cut(_REPR.repr(raw))}, not {wanted}")
 
@@ -158,11 +165,12 @@ def _plain(limit: float) -> str:
 def _setting(section: str, field: "Field[Any]") -> Setting:
     facts = dict(field.metadata)
     flag = facts.pop("flag") or "--" + field.name.replace("_", "-")
-    assert isinstance(field.type, type)
+    kind = get_origin(field.type) or field.type
+    assert isinstance(kind, type)
     return Setting(
         section=section,
         name=field.name,
-        type=field.type,
+        type=kind,
         default=field.default,
         flag=flag,
         **facts,

@@ -38,6 +38,8 @@ def valid(setting: Setting) -> st.SearchStrategy[Any]:
         return st.booleans()
     if setting.type is str:
         return st.text(max_size=5)
+    if setting.type is tuple:
+        return st.lists(st.text("ab:/=", min_size=1, max_size=5), max_size=3).map(tuple)
     low = 0 if setting.low is None else setting.low
     high = 1e9 if setting.high is None else setting.high
     if setting.type is int:
@@ -79,9 +81,15 @@ def test_the_last_layer_that_names_a_setting_wins(layers: list[dict[str, Any]]) 
             assert sources[key] == DEFAULT
 
 
+def text_of(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(value)
+    return value if isinstance(value, str) else repr(value)
+
+
 @given(keyed_values())
 def test_a_value_and_its_text_mean_the_same(values: dict[str, Any]) -> None:
-    texts = {key: value if isinstance(value, str) else repr(value) for key, value in values.items()}
+    texts = {key: text_of(value) for key, value in values.items()}
     assert merge([Layer("x", nested(texts))]).config == merge([Layer("x", nested(values))]).config
 
 
