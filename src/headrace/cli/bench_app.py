@@ -7,9 +7,7 @@ from cyclopts import App, Parameter
 from headrace.cli.bench_flags import LoadFlags, OutputFlags
 from headrace.cli.flags import Model
 
-bench = App(
-    name="bench", help="Measure: kernels, loads, a step, routing, an installation."
-)
+bench = App(name="bench", help="Measure: kernels, loads, a step, routing, an installation.")
 
 Urls = Annotated[
     tuple[str, ...],
@@ -75,7 +73,7 @@ def router(
     *,
     workers: Annotated[int, Parameter(help="workers to choose among")] = 256,
     replicas: Annotated[int, Parameter(help="blocks that the workers hold together")] = 10_000_000,
-    decisions: Annotated[int, Parameter(help="decisions to measure")] = 2000,
+    decisions: Annotated[int, Parameter(help="prompts to decide on, three times each")] = 1000,
     output: OutputFlags | None = None,
 ) -> int:
     """Measure what a routing decision costs, and in the simulator what each policy is worth.

@@ -78,7 +78,7 @@ def explain(
         decided_ns=pricing.now,
         waited_ms=(pricing.now - waiting.since_ns) / NS_PER_MS,
         worker_id=workers[index].worker_id,
-        candidates=tuple(pricing.candidate(workers[i]) for i in shown),
+        candidates=tuple(pricing.candidate(workers[i], totals[i]) for i in shown),
         num_candidates=len(workers),
         num_tied=choice.num_tied,
         filtered=tuple(

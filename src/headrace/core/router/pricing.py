@@ -88,16 +88,13 @@ class Pricing:
                 for worker, load in zip(workers, self.loads(workers), strict=True)
             ]
         blind = totals.index(min(totals))
-        if self._depths:
-            for index, worker in enumerate(workers):
-                if worker in self._depths:
-                    totals[index] = self._total(worker)
+        depths = self._depths
+        for index in [i for i, worker in enumerate(workers) if worker in depths] if depths else ():
+            worker = workers[index]
+            ttft_ns, num_steps = self._weighed(worker.predictor, depths[worker])
+            (load,) = self.loads((worker,))
+            totals[index] = load + ttft_ns + num_steps * worker.step_extra_ns
         return totals, blind
-
-    def _total(self, worker: Worker) -> float:
-        ttft_ns, num_steps = self._weighed(worker.predictor, self.num_hit_blocks(worker))
-        (load,) = self.loads((worker,))
-        return load + ttft_ns + num_steps * worker.step_extra_ns
 
     def _weighed(self, predictor: Predictor, depth: int) -> tuple[float, float]:
         terms = self._terms_of(predictor, depth)
@@ -133,7 +130,7 @@ class Pricing:
         """From now, if it goes to this worker."""
         return worker.due_ns(self.now) + self.terms(worker).ttft_ns
 
-    def candidate(self, worker: Worker) -> Candidate:
+    def candidate(self, worker: Worker, total_ns: float) -> Candidate:
         terms = self.terms(worker)
         interference_ns = (
             self._num_output * worker.output_extra_ns + terms.num_steps * worker.step_extra_ns
@@ -148,7 +145,7 @@ class Pricing:
             prefill_ms=terms.prefill_ns / NS_PER_MS,
             transfer_ms=terms.transfer_ns / NS_PER_MS,
             interference_ms=interference_ns / NS_PER_MS,
-            total_ms=self._total(worker) / NS_PER_MS,
+            total_ms=total_ns / NS_PER_MS,
             stats_age_ms=None if age_ns is None else age_ns / NS_PER_MS,
             num_fetched_blocks=terms.num_fetched,
             fetch_from=None if holder is None else holder.worker_id,
