@@ -5,13 +5,12 @@ are late, steps end in any order, workers die and come back.
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from random import Random
 
-from headrace.adapters.executors.sim import FakeSteps
 from headrace.core.base.events import (
     Admitted,
     Arrive,
+    BlockStored,
     CallAt,
     Cancel,
     CopyDone,
@@ -25,12 +24,11 @@ from headrace.core.base.events import (
     StartCopy,
     StartStep,
     StepDone,
-    StepFailed,
     Timer,
 )
 from headrace.core.base.plan import StepPlan, TokenLogprob, WorkerSpec
 from headrace.core.base.request import SeqSpec
-from headrace.core.base.types import Ns, SeqId, WorkerId
+from headrace.core.base.types import BlockId, Ns, SeqId, WorkerId
 from headrace.core.base.worker import Role
 from headrace.core.config.schema import (
     ClusterConfig,
@@ -49,9 +47,7 @@ from headrace.core.router.events import (
     WorkerUp,
 )
 from headrace.core.router.front import Forward, FrontCore, FrontEvent, WorkerSaid
-from support.fake_device import LinearCost
-
-VOCAB = 50
+from support.fake_device import VOCAB, FakeDevice, LinearCost
 
 
 @dataclass
@@ -60,7 +56,6 @@ class Worker:
 
     worker_id: WorkerId
     spec: WorkerSpec
-    steps: FakeSteps
     config: WorkerConfig
     role: Role
     to_worker: deque[EngineEvent | Resync] = field(default_factory=deque)
@@ -68,13 +63,17 @@ class Worker:
     plans: deque[StepPlan] = field(default_factory=deque)
     copies: list[StartCopy] = field(default_factory=list)
     timers: list[tuple[Ns, int]] = field(default_factory=list)
-    cached: dict[bytes, None] = field(default_factory=dict)
+    cached: dict[bytes, BlockId] = field(default_factory=dict)
     kv_no: int = 0
 
     def __post_init__(self) -> None:
         self.core = build_worker(self.config, self.spec, LinearCost())
+        self.device = FakeDevice(self.spec)
 
     def handle(self, now: Ns, event: EngineEvent) -> None:
+        if isinstance(event, Arrive):
+            for spec in event.seqs:
+                self.device.add(spec)
         words = []
         for effect in self.core.handle(now, event):
             match effect:
@@ -88,8 +87,8 @@ class Worker:
                     self.to_front.append(WorkerKv(self.worker_id, self.kv_no, changes))
                     self.kv_no += len(changes)
                     for change in changes:
-                        if type(change).__name__ == "BlockStored":
-                            self.cached[change.name] = None
+                        if isinstance(change, BlockStored):
+                            self.cached[change.name] = change.block_id
                         else:
                             del self.cached[change.name]
                 case Admitted() | Emit() | Preempted() | Finish() | Reject():
@@ -107,7 +106,6 @@ class ClusterWorld:
         *,
         num_blocks: int = 24,
         max_migrations: int = 100,
-        failure_rate: float = 0.0,
         policy: str = "kv",
         roles: Sequence[Role] = (Role.MIXED,) * 3,
         handoff: str = "always",
@@ -128,7 +126,6 @@ class ClusterWorld:
         self.num_lost_workers = 0
         self._timers: list[tuple[Ns, int]] = []
         self._num_blocks = num_blocks
-        self._failure_rate = failure_rate
         self._next_worker_id = 0
         self._copy_failure_rate = copy_failure_rate
         self.num_copied_blocks = 0
@@ -163,8 +160,7 @@ class ClusterWorld:
         config = WorkerConfig(
             scheduler=SchedulerConfig(step_tokens=64, admission="optimistic", overlap="on")
         )
-        steps = FakeSteps(LinearCost(), VOCAB, failure_rate=self._failure_rate)
-        self.workers.append(Worker(worker_id, spec, steps, config, role))
+        self.workers.append(Worker(worker_id, spec, config, role))
         self.handle(
             WorkerUp(
                 worker_id=worker_id,
@@ -245,20 +241,21 @@ class ClusterWorld:
         self.handle(worker.to_front.popleft())
 
     def _end_step(self, worker: Worker) -> None:
-        outcome, _ = worker.steps.outcome(worker.plans.popleft())
-        assert isinstance(outcome, StepDone | StepFailed)
-        worker.handle(self._tick(), outcome)
+        result = worker.device.run(worker.plans.popleft())
+        worker.handle(self._tick(), StepDone(result))
 
     def _end_copy(self, worker: Worker) -> None:
         """What the source has by now; or less, where something goes wrong on the way."""
         copy = worker.copies.pop(self.rng.randrange(len(worker.copies)))
         source = next((w for w in self.workers if str(w.worker_id) == copy.source), None)
         num_blocks = 0
-        for name in copy.names:
+        for name, block_id in zip(copy.names, copy.block_ids, strict=True):
             if source is None or name not in source.cached:
                 break
             if self.rng.random() < self._copy_failure_rate:
                 break
+            content = source.device.block(source.cached[name])
+            worker.device.write_block(block_id, content)
             num_blocks += 1
         self.num_copied_blocks += num_blocks
         worker.handle(self._tick(), CopyDone(copy.copy_id, num_blocks))
@@ -300,12 +297,3 @@ class ClusterWorld:
                 self.ends[seq_id] = word
             case _:
                 pass
-
-
-@cache
-def alone(spec: SeqSpec) -> tuple[list[int], list[TokenLogprob]]:
-    """What a sequence gets on a worker of its own that nobody disturbs."""
-    world = ClusterWorld(0, roles=(Role.MIXED,), num_blocks=64)
-    world.submit((spec,))
-    world.run()
-    return world.outputs.get(spec.seq_id, []), world.scores.get(spec.seq_id, [])

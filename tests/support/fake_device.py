@@ -85,6 +85,14 @@ class FakeDevice:
     def add(self, spec: SeqSpec) -> None:
         self._tokens[spec.seq_id] = spec.prompt_tokens + spec.output_tokens
 
+    def block(self, block_id: BlockId) -> list[bytes]:
+        """What it holds, slot by slot."""
+        return [self._slots.get((block_id, slot), b"") for slot in range(self._block_size)]
+
+    def write_block(self, block_id: BlockId, content: list[bytes]) -> None:
+        for slot, digest in enumerate(content):
+            self._slots[block_id, slot] = digest
+
     def receive(self, copy: StartCopy, tokens: tuple[int, ...], num_blocks: int) -> None:
         """The first blocks of a copy arrive; `tokens` begin with those that they hold."""
         first = len(tokens) // self._block_size - len(copy.names)

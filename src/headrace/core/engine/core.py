@@ -23,6 +23,7 @@ from headrace.core.base.events import (
     EngineEvent,
     Finish,
     KvChanged,
+    StartCopy,
     StartStep,
     StepDone,
     StepFailed,
@@ -30,7 +31,7 @@ from headrace.core.base.events import (
 )
 from headrace.core.base.plan import SeqResult, SeqStep, StepPlan, StepResult, WorkerSpec
 from headrace.core.base.request import FinishReason, SeqSpec
-from headrace.core.base.types import NS_PER_MS, NS_PER_S, Ns, SeqId
+from headrace.core.base.types import NS_PER_MS, NS_PER_S, Ns, SeqId, StepId
 from headrace.core.config.schema import WorkerConfig
 from headrace.core.engine.admission import find_fault, find_lateness
 from headrace.core.engine.stats import EngineStats
@@ -71,6 +72,8 @@ class EngineCore:
         self._handoff = HandoffCore(kv)
         self._seqs: dict[SeqId, Sequence] = {}
         self._loading: dict[SeqId, Sequence] = {}  # of these, whose KV is on its way here
+        # Copies that begin when this step is done, which may still write to their blocks.
+        self._copies: deque[tuple[StepId, StartCopy]] = deque()
         self._steps: deque[_Running] = deque()  # the step that runs, and one planned ahead
         self._last_elapsed_ns = Ns(0)  # of the last step
         self._is_recovering = False  # a step has failed, and with it what was planned upon it
@@ -137,8 +140,10 @@ class EngineCore:
                 self._end(SeqId(timer_id), FinishReason.DEADLINE, effects)
             case StepDone(result):
                 self._step_done(result, effects)
+                self._start_copies(result.step_id, effects)
             case StepFailed(step_id, error):
                 self._step_failed(now, step_id, error, effects)
+                self._start_copies(step_id, effects)
             case CopyDone(copy_id, num_blocks):
                 self._stop_loading(self._handoff.end(copy_id, num_blocks), now)
             case EndLease(seq_id):
@@ -220,8 +225,17 @@ class EngineCore:
         if copy is None:
             return False
         self._loading[seq.seq_id] = seq
-        effects += (copy, self._call_in(self.config.kv.load_timeout_s, copy.copy_id))
+        if self._steps:
+            self._copies.append((self._steps[-1].plan.step_id, copy))
+        else:
+            effects.append(copy)
+        effects.append(self._call_in(self.config.kv.load_timeout_s, copy.copy_id))
         return True
+
+    def _start_copies(self, step_id: StepId, effects: list[EngineEffect]) -> None:
+        """What waited for this step."""
+        while self._copies and self._copies[0][0] <= step_id:
+            effects.append(self._copies.popleft()[1])
 
     def _stop_loading(self, seq_id: SeqId | None, now: Ns) -> None:
         """Schedule the sequence with what has come."""

@@ -89,6 +89,9 @@ class HandoffCore:
         load = self._loads.pop(copy_id, None)
         if load is None:
             raise InvariantError("a copy ended that was never started", copy_id=copy_id)
+        num_asked = len(self._kv.block_ids(holder(copy_id))) - load.num_known_blocks
+        if not 0 <= num_blocks <= num_asked:
+            raise InvariantError("a copy of more blocks than were asked for", copy_id=copy_id)
         num_tokens = (load.num_known_blocks + num_blocks) * self._kv.block_size
         self._kv.commit(holder(copy_id), load.chain, load.tokens, num_tokens)
         self._kv.release(holder(copy_id))

@@ -159,3 +159,35 @@ def test_an_answer_that_ends_by_itself_lends_nothing() -> None:
     bench.run()
     assert bench.finished[spec.seq_id].reason is FinishReason.STOP
     assert bench.core.stats().num_lent_blocks == 0
+
+
+def test_no_copy_begins_before_the_steps_that_may_use_its_blocks_are_done() -> None:
+    """A step that runs may still read a block that was given up since, to begin another with it."""
+    bench = Bench(num_blocks=8)
+    bench.handle(Arrive((bench.seq(PROMPT[:12], max_tokens=1),)))  # three blocks, cached
+    bench.run()
+    bench.handle(Arrive((bench.seq((*PROMPT[:10], 40, 41), max_tokens=1),)))
+    assert bench.plan is not None
+    (tail,) = bench.plan.copies
+    bench.handle(Arrive((bench.seq(tuple(range(20, 42)), max_tokens=3, kv_source=SOURCE),)))
+    assert not bench.copies
+    bench.step()
+    assert tail.src in bench.copies[0].block_ids  # else this test would show nothing
+    bench.end_copy(5, seq_id=2)
+    bench.run()
+    bench.assert_outputs()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_nor_before_one_that_was_planned_ahead(fails: bool) -> None:
+    bench = Bench(overlap="on")
+    bench.handle(Arrive((bench.seq(PROMPT[:6], max_tokens=9),)))
+    bench.step()
+    assert len(bench.running) == 2
+    bench.handle(Arrive((bench.seq(PROMPT, max_tokens=3, kv_source=SOURCE),)))
+    (bench.fail_step if fails else bench.step)()
+    assert not bench.copies
+    bench.step()
+    bench.end_copy(len(bench.copies[0].names), seq_id=1)
+    bench.run()
+    bench.assert_outputs()
