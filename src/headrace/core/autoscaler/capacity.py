@@ -136,10 +136,14 @@ class Capacity:
         )
 
     def replicas_for(self, rate_per_s: float, most: int) -> int:
-        """The fewest that keep every limit with the margin; `most` where fewer do not."""
+        """The fewest that keep every limit; `most` where fewer do not.
+
+        The margin is one of load: near saturation a few requests more make all the difference.
+        """
         if rate_per_s <= 0.0:
             return 0
-        return fewest(lambda n: self.forecast(rate_per_s, n).pressure <= self.room, 1, most)
+        rate_per_s /= self.room
+        return fewest(lambda n: self.forecast(rate_per_s, n).pressure <= 1.0, 1, most)
 
     def state_pressure(self, queue_ms: float, num_running: float, num_kv_tokens: float) -> float:
         """The largest of figure by limit for a request that comes to a replica as it stands."""

@@ -85,7 +85,7 @@ def _is_idle(now: Ns, pool: Pool) -> bool:
 
 def _find_growth(now: Ns, pool: Pool, capacity: Capacity) -> Need:
     """The least that both loops insist on; not more than there are if none sees a reason."""
-    most = max(pool.config.max_replicas, pool.target or 0)
+    most = 2 * max(pool.config.max_replicas, pool.target or 0)
     demand = pool.demand or 0.0
     if not pool.target and _expected(pool, pool.lead_ns) < 1.0:
         demand = 0.0  # it may go on sleeping
@@ -144,8 +144,12 @@ class _Totals(NamedTuple):
 
 def _find_load_growth(now: Ns, pool: Pool, capacity: Capacity, most: int) -> Need | None:
     target = pool.target or 0
+    present = _Totals.of(now, pool, capacity)
+    if present is not None and _is_draining(present, pool):
+        # Who is late now has waited behind a queue that more replicas would not have met any more.
+        pool.forget_latencies()
     measured = pool.measured()
-    totals = _at_lead(_Totals.of(now, pool, capacity), pool, capacity)
+    totals = _at_lead(present, pool, capacity)
     is_loaded = totals is not None and totals.pressure(capacity, target) > 1.0
     is_late = measured is not None and _misses(measured, pool, capacity)
     if not is_loaded and not is_late:
@@ -162,6 +166,12 @@ def _find_load_growth(now: Ns, pool: Pool, capacity: Capacity, most: int) -> Nee
     return None
 
 
+def _is_draining(present: _Totals, pool: Pool) -> bool:
+    """Whether a queue that alone may make requests late has become shorter since the last look."""
+    before, pool.queue_ms = pool.queue_ms, present.queue_ms / len(pool.active)
+    return pool.queue_ms < before and before > (pool.slo.ttft_ms or 0.0) / 2
+
+
 def _at_lead(totals: _Totals | None, pool: Pool, capacity: Capacity) -> _Totals | None:
     """The load when a replica asked for now would serve: one that comes after the queue has gone
     helps nobody.
@@ -169,7 +179,8 @@ def _at_lead(totals: _Totals | None, pool: Pool, capacity: Capacity) -> _Totals 
     if totals is None:
         return None
     num_replicas = max(1, pool.target or 0)  # those that are starting help too
-    utilisation = capacity.forecast(pool.rate * pool.strain, num_replicas).utilisation
+    rate = pool.rate * pool.strain / capacity.room
+    utilisation = capacity.forecast(rate, num_replicas).utilisation
     growth = min(utilisation - 1.0, MAX_GROWTH)
     queue_ms = totals.queue_ms + growth * num_replicas * pool.lead_ns / NS_PER_MS
     return totals._replace(queue_ms=max(0.0, queue_ms))

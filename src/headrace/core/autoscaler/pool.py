@@ -63,6 +63,7 @@ class Pool:
         self.predictor = build_predictor(config)
         self.needs: deque[tuple[Ns, int]] = deque()  # replicas that would have been enough
         self.over_since_ns: Ns | None = None  # limits are missed
+        self.queue_ms = 0.0  # of each replica, at the last look
         self.idle_since_ns: Ns | None = None
         self.changed_ns = Ns(0)
         self.lead_ns = Ns(round(config.start_up_s * NS_PER_S))  # what a start takes
@@ -73,6 +74,7 @@ class Pool:
         self.rate = 0.0  # requests/s lately
         self.capacity: Capacity | None = None  # of a replica; None before there was any traffic
         self._traffic: Traffic | None = None
+        self._num_learned = 0.0  # requests behind it
         self._num_arrivals = 0  # in this interval of the throughput loop
         self._covered_ns = 0
 
@@ -169,7 +171,8 @@ class Pool:
         self.rate += (1.0 - exp(-window.span_ns / RATE_NS)) * (rate - self.rate)
         sampled = [load for load in self.warm_loads(now) if load.num_samples]
         num_samples = sum(load.num_samples for load in sampled)
-        self._past.append(_Past(sampled, num_samples, self.rate))
+        if self.is_settled(now):
+            self._past.append(_Past(sampled, num_samples, self.rate))
         self._learn_traffic(window)
         if self.capacity is None:
             self._ask_cost_model()
@@ -188,17 +191,16 @@ class Pool:
         told = Traffic(window.prompt_tokens, prompt, output)
         if self._traffic is None:
             self._traffic = told
-            return
-        usual = max(self.rate * TRAFFIC_NS / NS_PER_S, 1.0)
-        weight = window.num_arrivals / (usual + window.num_arrivals)
+        usual = self.rate * TRAFFIC_NS / NS_PER_S
+        self._num_learned = min(self._num_learned, usual) + window.num_arrivals
+        weight = window.num_arrivals / self._num_learned
         before = self._traffic
+        # Nothing may have ended yet, and then nothing is known of outputs.
+        last_output = before.output_tokens or told.output_tokens
         self._traffic = Traffic(
             before.prompt_tokens + weight * (told.prompt_tokens - before.prompt_tokens),
             before.uncached_tokens + weight * (told.uncached_tokens - before.uncached_tokens),
-            # Right after the start nothing has ended yet, and so nothing is known of outputs.
-            before.output_tokens
-            + (weight if before.output_tokens else 1.0)
-            * ((told.output_tokens or before.output_tokens) - before.output_tokens),
+            last_output + weight * ((told.output_tokens or last_output) - last_output),
         )
 
     def close_interval(self, interval_ns: int) -> None:
@@ -276,4 +278,7 @@ class Pool:
     def _change(self, now: Ns) -> None:
         """What was measured was measured of another pool."""
         self.changed_ns = now
+        self.forget_latencies()
+
+    def forget_latencies(self) -> None:
         self._past.clear()

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 from headrace.core.config.autoscaler import AutoscalerConfig
 
-LEVEL_WEIGHT: Final = 0.3  # of a new value
+LEVEL_WEIGHT: Final = 0.5  # of a new value
 TREND_WEIGHT: Final = 0.1
 SEASON_WEIGHT: Final = 0.3
 # A trend is believed less the farther it reaches: it is damped by that much with each step.

@@ -35,8 +35,8 @@ class AutoscalerConfig:
         flag="--autoscaler-percentile",
     )
     margin: float = setting(
-        0.2,
-        "share of each limit and of the throughput of a replica that stays unplanned",
+        0.1,
+        "share of what replicas can do, and of each limit, that stays unplanned",
         low=0,
         high=0.9,
         flag="--autoscaler-margin",

@@ -35,7 +35,9 @@ def test_replicas_grow_with_the_rate_and_are_just_enough() -> None:
     assert needs == sorted(needs)
     assert needs[:2] == [0, 1]
     for rate, n in ((6.0, needs[3]), (20.0, needs[4]), (60.0, needs[5])):
-        assert answers.forecast(rate, n).pressure <= 0.8 < answers.forecast(rate, n - 1).pressure
+        with_margin = rate / 0.8
+        assert answers.forecast(with_margin, n).pressure <= 1.0
+        assert answers.forecast(with_margin, n - 1).pressure > 1.0
 
 
 def test_no_count_is_enough_beyond_what_there_may_be() -> None:

