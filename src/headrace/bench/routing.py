@@ -9,14 +9,15 @@ from random import Random
 import msgspec
 
 from headrace.bench.loads import Spread
-from headrace.core.base.events import Finish
 from headrace.core.base.plan import WorkerSpec
 from headrace.core.base.request import SeqSpec, Slo
 from headrace.core.base.sampling import SamplingParams
-from headrace.core.base.types import NS_PER_S, Ns, SeqId
-from headrace.core.config.schema import RouterConfig, WorkerConfig
+from headrace.core.base.types import NS_PER_MS, NS_PER_S, Ns, SeqId
+from headrace.core.config.schema import RouterConfig
 from headrace.core.cost.fitted import FittedCostModel
+from headrace.core.workload.source import Listed
 from headrace.sim.cluster import Cluster, ClusterReport, simulate_cluster
+from headrace.sim.cluster_worker import Pool
 
 TTFT_LIMIT_MS, TPOT_LIMIT_MS = 1000.0, 100.0
 POLICIES = ("round_robin", "least_loaded", "prefix", "kv")
@@ -59,13 +60,13 @@ class PolicyReport(msgspec.Struct, frozen=True, kw_only=True):
     trace_hash: str
 
 
-def arrivals(traffic: Traffic) -> list[tuple[Ns, SeqSpec]]:
+def requests(traffic: Traffic) -> list[SeqSpec]:
     rng = Random(traffic.seed)
     num_shared = round(traffic.shared * traffic.num_prompt_tokens)
     prefixes = [_tokens(rng, num_shared) for _ in range(traffic.num_prefixes)]
     weights = [(rank + 1) ** -traffic.skew for rank in range(traffic.num_prefixes)]
     now_s = 0.0
-    found: list[tuple[Ns, SeqSpec]] = []
+    found: list[SeqSpec] = []
     for index in range(traffic.num_requests):
         now_s += rng.expovariate(traffic.rate_per_s)
         at_ns = Ns(round(now_s * NS_PER_S))
@@ -80,7 +81,7 @@ def arrivals(traffic: Traffic) -> list[tuple[Ns, SeqSpec]]:
             slo=Slo(ttft_ms=TTFT_LIMIT_MS, tpot_ms=TPOT_LIMIT_MS),
             arrived_ns=at_ns,
         )
-        found.append((at_ns, spec))
+        found.append(spec)
     return found
 
 
@@ -91,19 +92,23 @@ def cluster_of(traffic: Traffic, policy: str, *, num_workers: int = 4) -> Cluste
     """
     num_blocks = traffic.num_prompt_tokens // BLOCK_SIZE * max(24, traffic.num_prefixes // 3)
     return Cluster(
-        num_workers=num_workers,
-        router=RouterConfig(policy=policy),
-        worker=WorkerConfig(),
-        spec=WorkerSpec(
-            model_digest="00",
-            kv_dtype="bf16",
-            block_size=BLOCK_SIZE,
-            num_blocks=num_blocks,
-            max_model_len=8192,
-            vocab_size=VOCAB,
+        pools=(
+            Pool(
+                num_workers=num_workers,
+                spec=WorkerSpec(
+                    model_digest="00",
+                    kv_dtype="bf16",
+                    block_size=BLOCK_SIZE,
+                    num_blocks=num_blocks,
+                    max_model_len=8192,
+                    vocab_size=VOCAB,
+                ),
+                cost=FittedCostModel.prior(),
+                believed=FittedCostModel.prior(),
+            ),
         ),
-        cost=FittedCostModel.prior(),
-        arrivals=arrivals(traffic),
+        router=RouterConfig(policy=policy),
+        source=Listed(requests(traffic)),
     )
 
 
@@ -116,19 +121,17 @@ def compare(traffic: Traffic) -> list[PolicyReport]:
 
 
 def report(traffic: Traffic, policy: str, outcome: ClusterReport) -> PolicyReport:
-    fates = [fate for fate in outcome.fates.values() if isinstance(fate.end, Finish)]
-    num_good = sum(
-        fate.ttft_ms <= TTFT_LIMIT_MS and fate.tpot_ms <= TPOT_LIMIT_MS for fate in fates
-    )
-    num_prompt_tokens = sum(len(fate.spec.prompt_tokens) for fate in fates)
+    records = outcome.records
+    num_good = sum(record.good for record in records)
+    num_prompt_tokens = sum(record.num_prompt_tokens for record in records)
     return PolicyReport(
         traffic=traffic.name,
         policy=policy,
         rate_per_s=traffic.rate_per_s,
-        hit_rate=sum(fate.num_cached_tokens for fate in fates) / num_prompt_tokens,
-        ttft_ms=Spread.of(fate.ttft_ms for fate in fates),
-        tpot_ms=Spread.of(fate.tpot_ms for fate in fates),
-        goodput=num_good / len(outcome.fates),
+        hit_rate=sum(record.num_cached_tokens for record in records) / num_prompt_tokens,
+        ttft_ms=Spread.of((one.ttft_ns or 0) / NS_PER_MS for one in records),
+        tpot_ms=Spread.of((one.tpot_ns or 0.0) / NS_PER_MS for one in records),
+        goodput=num_good / (len(records) + outcome.num_rejected),
         goodput_per_s=num_good / (outcome.end_ns / NS_PER_S),
         trace_hash=outcome.trace_hash,
     )

@@ -1,9 +1,7 @@
-"""A cluster under one virtual clock: a RouterCore, the EngineCores of its workers, the requests
-that come, and faults.
+"""A cluster under one virtual clock: a FrontCore with its RouterCore, the EngineCores of its
+workers, the network between them, the requests that come, and faults.
 
 Decides when a message arrives and which faults happen; refuses to hold a second copy of any policy.
-It plays the front end's part as far as routing needs it: a request goes where Dispatch says, and
-again elsewhere, with the output that it has, when its worker dies.
 """
 
 import hashlib
@@ -12,276 +10,296 @@ from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 
-import msgspec
-
 from headrace.core.base.errors import InvariantError
-from headrace.core.base.events import (
-    CallAt,
-    Emit,
-    Finish,
-    Reject,
-    Timer,
-)
-from headrace.core.base.plan import WorkerSpec
-from headrace.core.base.request import SeqSpec
-from headrace.core.base.types import NS_PER_MS, Ns, SeqId, WorkerId
+from headrace.core.base.events import Arrive, CallAt, Emit, EngineEffect, Finish, Reject, Timer
+from headrace.core.base.plan import StepPlan
+from headrace.core.base.request import FinishReason, SeqSpec, Slo
+from headrace.core.base.types import NS_PER_MS, NS_PER_S, Ns, SeqId, WorkerId
 from headrace.core.base.worker import Role
-from headrace.core.config.schema import RouterConfig, WorkerConfig
-from headrace.core.cost.fitted import FittedCostModel
-from headrace.core.kv.names import BlockChain, root_name
+from headrace.core.config.schema import ClusterConfig, RouterConfig
+from headrace.core.cost.fitted import Link
+from headrace.core.engine.stats import EngineStats
 from headrace.core.router.core import RouterCore
-from headrace.core.router.decision import Decision
-from headrace.core.router.events import (
-    Dispatch,
-    Resync,
-    RouteArrive,
-    RouteDone,
-    RouteProgress,
-    RouterEffect,
-    RouteReject,
-    RouteRequest,
-    RouterEvent,
-    RouteStarted,
-    WorkerDown,
-    WorkerUp,
-)
+from headrace.core.router.events import Resync, WorkerDown
+from headrace.core.router.front import Forward, FrontCore, FrontEffect, FrontEvent
 from headrace.core.router.stats import RouterStats
-from headrace.sim.cluster_worker import MessageFaults, SimWorker, SimWorkerSetup
+from headrace.core.telemetry import ClusterTelemetry, RequestRecord
+from headrace.core.workload.source import Source
+from headrace.sim.cluster_worker import Habits, MessageFaults, Pool, SimWorker
+from headrace.sim.network import Network
 from headrace.sim.runtime import SimRuntime
 
-MAX_CALLS = 20_000_000
+MAX_CALLS = 1_000_000_000
+KV_LINK = Link(latency_ns=10_000.0, byte_ns=0.02)  # 50 GB/s
+NO_LIMITS = Slo()
+NOTHING = Arrive(())  # stands for the event where a worker speaks
+
+Death = tuple[int, Ns, Ns | None]
+"""Index of a worker, when it dies, when it is back under the same name (None = never)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    num_workers: int
-    router: RouterConfig
-    worker: WorkerConfig
-    spec: WorkerSpec
-    cost: FittedCostModel  # how long steps take
-    believed: FittedCostModel | None = None  # what workers and router believe; None = the same
-    arrivals: Sequence[tuple[Ns, SeqSpec]]
-    publishes_kv: bool = True
+    pools: Sequence[Pool]
+    source: Source
+    router: RouterConfig = field(default_factory=RouterConfig)
+    front: ClusterConfig = field(default_factory=ClusterConfig)
+    link: Link = KV_LINK  # of each worker, for KV
+    default_slo: Slo = NO_LIMITS  # limits of requests that state none
     stats_period_ms: float = 100.0
-    message_ms: float = 0.2  # from router to worker, and back
+    message_ms: float = 0.2  # from front end to worker, and back
     faults: MessageFaults = field(default_factory=MessageFaults)
-    # Worker index, time it dies, time it is back under the same name (None = never).
-    deaths: tuple[tuple[int, Ns, Ns | None], ...] = ()
+    deaths: tuple[Death, ...] = ()
     seed: int = 0
     is_checked: bool = False  # cores check their laws after every event, at a cost
 
 
-@dataclass(slots=True, kw_only=True)
-class RequestFate:
-    """What its client saw. Times are nanoseconds of the virtual clock."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerUse:
+    """What one life of a worker was."""
 
-    spec: SeqSpec
-    tokens: list[int] = field(default_factory=list)
-    token_ns: list[Ns] = field(default_factory=list)
-    end: Finish | RouteReject | Reject | None = None
-    num_cached_tokens: int = 0  # found by its worker; by the last one after a death
-    worker_ids: list[WorkerId] = field(default_factory=list)
-    decision: Decision | None = None
-
-    @property
-    def ttft_ms(self) -> float:
-        return (self.token_ns[0] - self.spec.arrived_ns) / NS_PER_MS
-
-    @property
-    def tpot_ms(self) -> float:
-        return (self.token_ns[-1] - self.token_ns[0]) / max(1, len(self.tokens) - 1) / NS_PER_MS
+    name: str
+    role: Role
+    up_ns: Ns
+    busy_ns: Ns  # in steps
+    stats: EngineStats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterReport:
-    """`trace_hash` is the hex SHA-256 over the router's every (now, event, effects), in order."""
+    """`trace_hash` is the hex SHA-256 over what was sent where when, and over all ends."""
 
     trace_hash: str
-    num_events: int
+    num_events: int  # of the front end
     end_ns: Ns
-    fates: dict[SeqId, RequestFate]
+    records: list[RequestRecord]  # in the order of their ends; none where somebody else took them
+    num_rejected: int
+    num_migrations: int
+    num_handoffs: int
     router: RouterStats
+    workers: list[WorkerUse]
 
 
-def simulate_cluster(cluster: Cluster) -> ClusterReport:
-    """Run a cluster until every request has ended.
+Observer = Callable[[Ns, FrontEvent, Sequence[FrontEffect]], None]
+"""Sees every event of the front end with its effects, in order."""
+PlanObserver = Callable[[Ns, WorkerId, StepPlan], None]
+"""Sees every step that a worker plans."""
+
+
+def simulate_cluster(
+    cluster: Cluster,
+    *,
+    on_record: Callable[[RequestRecord], None] | None = None,
+    observe: Observer | None = None,
+    observe_plan: PlanObserver | None = None,
+) -> ClusterReport:
+    """Run a cluster until every request has ended. `on_record` takes the records, so that they need
+    not all be kept.
 
     Raises InvariantError when a law of a core breaks or a request does not end exactly once.
     """
-    return _Front(cluster).run()
+    return _World(cluster, on_record, observe, observe_plan).run()
 
 
-class _Front:
-    """The front end, with the network between it and its workers."""
+def random_deaths(
+    num_workers: int, *, mean_life_s: float, start_up_s: float, until_s: float, seed: int
+) -> tuple[Death, ...]:
+    """Each worker dies after lives of random length (exponential), and is back when it has started
+    again.
+    """
+    deaths: list[Death] = []
+    for place in range(num_workers):
+        rng, now_s = Random(f"{seed}/{place}"), 0.0
+        while (now_s := now_s + rng.expovariate(1.0 / mean_life_s)) < until_s:
+            dies_ns, now_s = Ns(round(now_s * NS_PER_S)), now_s + start_up_s
+            deaths.append((place, dies_ns, Ns(round(now_s * NS_PER_S))))
+    return tuple(deaths)
 
-    def __init__(self, cluster: Cluster) -> None:
+
+class _World:
+    """The virtual driver of a FrontCore, and all that is around it."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        on_record: Callable[[RequestRecord], None] | None,
+        observe: Observer | None,
+        observe_plan: PlanObserver | None,
+    ) -> None:
         self.cluster = cluster
         self.runtime = SimRuntime()
+        self.network = Network(cluster.link, self.runtime)
         self.rng = Random(cluster.seed)
-        self.believed = cluster.believed or cluster.cost
-        self._setup = SimWorkerSetup(
-            config=cluster.worker,
-            spec=cluster.spec,
-            cost=cluster.cost,
-            believed=self.believed,
+        self._habits = Habits(
             stats_period_ms=cluster.stats_period_ms,
             faults=cluster.faults,
             seed=cluster.seed,
             is_checked=cluster.is_checked,
         )
+        self._message_ns = Ns(round(cluster.message_ms * NS_PER_MS))
         self._router = RouterCore(cluster.router)
+        self._core = FrontCore(self._router, cluster.front)
+        self._records: list[RequestRecord] = []
+        self._on_record = on_record or self._records.append
+        self._told: dict[SeqId, RequestRecord] = {}  # by workers, of those that end with this event
+        self._telemetry = ClusterTelemetry(cluster.default_slo, self._take_told)
+        self._observe, self._observe_plan = observe, observe_plan
         self._digest = hashlib.sha256()
-        self._num_events = 0
-        self._encoder = msgspec.msgpack.Encoder()
+        self._num_events = self._num_rejected = 0
+        self._end_ns = Ns(0)  # of the last request
+        self._living: dict[SeqId, SeqSpec] = {}
+        self._outputs: dict[SeqId, list[int]] = {}  # where an answer may lead to a request
+        self._arrivals = cluster.source.arrivals()
+        self._num_coming = 0  # requests whose time is known
         self._workers: dict[WorkerId, SimWorker] = {}
-        self._places: list[WorkerId | None] = [None] * cluster.num_workers
-        self._fates: dict[SeqId, RequestFate] = {}
-        self._num_alive = len(cluster.arrivals)
+        self._uses: list[WorkerUse] = []  # of those that are gone
+        self._pool_of = [pool for pool in cluster.pools for _ in range(pool.num_workers)]
+        self._places: list[WorkerId | None] = [None] * len(self._pool_of)
         self._num_started = 0  # workers, ever
-        for place in range(cluster.num_workers):
-            self._start_worker(place)
-        for place, dies_ns, back_ns in cluster.deaths:
-            self.runtime.call_at(dies_ns, partial(self._kill, place))
-            if back_ns is not None:
-                self.runtime.call_at(back_ns, partial(self._start_worker, place))
-        for at_ns, spec in cluster.arrivals:
-            self.runtime.call_at(at_ns, partial(self._arrive, spec))
 
     @property
     def is_over(self) -> bool:
-        return self._num_alive == 0
+        return not (self._living or self._num_coming)
 
     def run(self) -> ClusterReport:
+        self._next_arrival()
+        for place in range(len(self._places)):
+            self._start_worker(place)
+        for place, dies_ns, back_ns in self.cluster.deaths:
+            self.runtime.call_at(dies_ns, partial(self._kill, place))
+            if back_ns is not None:
+                self.runtime.call_at(back_ns, partial(self._start_worker, place))
         self.runtime.run(max_calls=MAX_CALLS)
-        self._router.check()
-        lost = [seq_id for seq_id, fate in self._fates.items() if fate.end is None]
-        if lost or self._router.stats().num_in_flight or self._router.stats().num_waiting:
-            raise InvariantError("requests never ended", seq_ids=lost[:8])
+        self._core.check()
+        stats = self._router.stats()
+        if self._living or stats.num_in_flight or stats.num_waiting:
+            raise InvariantError("requests never ended", seq_ids=list(self._living)[:8])
         for worker in self._workers.values():
             worker.close()
+            self._note_use(worker)
         return ClusterReport(
             trace_hash=self._digest.hexdigest(),
             num_events=self._num_events,
-            end_ns=self.runtime.now,
-            fates=self._fates,
-            router=self._router.stats(),
+            end_ns=self._end_ns,
+            records=self._records,
+            num_rejected=self._num_rejected,
+            num_migrations=self._core.num_migrations,
+            num_handoffs=self._core.num_handoffs,
+            router=stats,
+            workers=self._uses,
         )
 
-    # ---- the router
+    # ---- requests
 
-    def tell(self, event: RouterEvent) -> None:
+    def _next_arrival(self) -> None:
+        spec = next(self._arrivals, None)
+        if spec is not None:
+            self._expect(spec, is_arrival=True)
+
+    def _expect(self, spec: SeqSpec, *, is_arrival: bool = False) -> None:
+        self._num_coming += 1
+        self.runtime.call_at(spec.arrived_ns, partial(self._arrive, spec, is_arrival))
+
+    def _arrive(self, spec: SeqSpec, is_arrival: bool) -> None:
+        if is_arrival:
+            self._next_arrival()
+        self._num_coming -= 1
+        self._living[spec.seq_id] = spec
+        if self.cluster.source.has_follow_ups:
+            self._outputs[spec.seq_id] = []
+        self.tell(Arrive((spec,)))
+
+    def _read(self, word: EngineEffect) -> None:
+        match word:
+            case Emit(seq_id, tokens):
+                if self._outputs:
+                    self._outputs[seq_id] += tokens
+            case Finish(seq_id):
+                spec = self._end(seq_id, word.num_output_tokens)
+                output = self._outputs.pop(seq_id, None)
+                if output and word.reason in (FinishReason.LENGTH, FinishReason.STOP):
+                    following = self.cluster.source.follow_up(spec, output, self._end_ns)
+                    if following is not None:
+                        self._expect(following)
+            case Reject(seq_id):
+                self._end(seq_id, -1)
+                self._outputs.pop(seq_id, None)
+                self._num_rejected += 1
+
+    def _end(self, seq_id: SeqId, num_output_tokens: int) -> SeqSpec:
+        spec = self._living.pop(seq_id, None)
+        if spec is None:
+            raise InvariantError("request ended twice", seq_id=seq_id)
+        self._end_ns = self.runtime.now
+        self._note(self._end_ns, seq_id, num_output_tokens)
+        return spec
+
+    # ---- the front end
+
+    def tell(self, event: FrontEvent) -> None:
         now = self.runtime.now
-        effects = self._router.handle(now, event)
-        self._digest.update(self._encoder.encode((now, event, effects)))
+        effects = self._core.handle(now, event)
         self._num_events += 1
+        if self._observe is not None:
+            self._observe(now, event, effects)
         if self.cluster.is_checked:
-            self._router.check()
+            self._core.check()
+        words: list[EngineEffect] = []
         for effect in effects:
-            self._carry_out(effect)
+            match effect:
+                case Forward(worker_id, forwarded):
+                    if isinstance(forwarded, Arrive):
+                        self._note(now, worker_id, *(spec.seq_id for spec in forwarded.seqs))
+                    self.later(partial(self._workers[worker_id].receive, forwarded))
+                case Resync(worker_id):
+                    self.later(self._workers[worker_id].send_snapshot)
+                case CallAt(at_ns, timer_id):
+                    self.runtime.call_at(at_ns, partial(self._ring, Timer(timer_id)))
+                case _:
+                    words.append(effect)
+        if words or isinstance(event, Arrive):
+            seen = event if isinstance(event, Arrive) else NOTHING
+            for record in self._telemetry.observe(now, seen, words):
+                self._on_record(record)
+            for word in words:
+                self._read(word)
 
     def later(self, call: Callable[[], None]) -> None:
-        """After the time of a message."""
-        self.runtime.call_later(Ns(round(self.cluster.message_ms * NS_PER_MS)), call)
+        self.runtime.call_later(self._message_ns, call)
 
-    def _carry_out(self, effect: RouterEffect) -> None:
-        match effect:
-            case Dispatch(request_id, worker_id, decision):
-                fate = self._fates[SeqId(request_id)]
-                fate.worker_ids.append(worker_id)
-                fate.decision = decision
-                spec = msgspec.structs.replace(fate.spec, output_tokens=tuple(fate.tokens))
-                self.later(partial(self._workers[worker_id].receive, spec))
-            case RouteReject(request_id):
-                self._end(SeqId(request_id), effect)
-            case Resync(worker_id):
-                self.later(self._workers[worker_id].send_snapshot)
-            case CallAt(at_ns, timer_id):
-                self.runtime.call_at(at_ns, partial(self._ring, Timer(timer_id)))
-            case _:
-                pass  # Queued: the router keeps it
+    def keep(self, records: Sequence[RequestRecord]) -> None:
+        self._told = {record.seq_id: record for record in records}
+
+    def _take_told(self, seq_id: SeqId) -> RequestRecord | None:
+        return self._told.pop(seq_id, None)
 
     def _ring(self, timer: Timer) -> None:
         if not self.is_over:
             self.tell(timer)
 
-    def _arrive(self, spec: SeqSpec) -> None:
-        self._fates[spec.seq_id] = RequestFate(spec=spec)
-        self.tell(RouteArrive(self._request(spec, ())))
-
-    def _request(self, spec: SeqSpec, excluded: tuple[WorkerId, ...]) -> RouteRequest:
-        fate, worker = self._fates[spec.seq_id], self.cluster.spec
-        tokens = [*spec.prompt_tokens, *fate.tokens]
-        root = root_name(
-            worker.model_digest, worker.kv_dtype, worker.block_size, spec.adapter, spec.salt
-        )
-        chain = BlockChain(root, worker.block_size)
-        chain.extend(tokens)
-        return RouteRequest(
-            request_id=spec.seq_id,
-            block_names=tuple(chain.names),
-            num_tokens=len(tokens),
-            max_tokens=spec.params.max_tokens - len(fate.tokens),
-            priority=spec.priority,
-            slo=spec.slo,
-            session=spec.request_id,
-            tenant=spec.salt,
-            arrived_ns=spec.arrived_ns,
-            deadline_ns=spec.deadline_ns,
-            excluded=excluded,
-            is_migration=bool(excluded),
-        )
-
-    # ---- what workers say
-
-    def emitted(self, worker_id: WorkerId, emit: Emit) -> None:
-        fate = self._fates[emit.seq_id]
-        if fate.end is not None or fate.worker_ids[-1] != worker_id:
-            return  # it went on elsewhere
-        is_first = not fate.tokens or len(fate.worker_ids) > 1
-        fate.tokens += emit.tokens
-        fate.token_ns += [self.runtime.now] * len(emit.tokens)
-        if is_first:
-            self.tell(RouteStarted(emit.seq_id))  # again and again after a death: idempotent
-        elif len(fate.tokens) % 16 == 0:
-            self.tell(RouteProgress(emit.seq_id, len(fate.tokens)))
-
-    def ended(self, worker_id: WorkerId, end: Finish | Reject) -> None:
-        fate = self._fates[end.seq_id]
-        if fate.end is None and fate.worker_ids[-1] == worker_id:
-            if isinstance(end, Finish):
-                fate.num_cached_tokens = end.num_cached_tokens
-            self._end(end.seq_id, end)
-            self.tell(RouteDone(end.seq_id))
-
-    def _end(self, seq_id: SeqId, end: Finish | RouteReject | Reject) -> None:
-        fate = self._fates[seq_id]
-        if fate.end is not None:
-            raise InvariantError("request ended twice", seq_id=seq_id)
-        fate.end = end
-        self._num_alive -= 1
+    def _note(self, *figures: int) -> None:
+        """Put into the trace."""
+        self._digest.update(repr(figures).encode())
 
     # ---- workers come and go
 
+    def find_place(self, kv_address: str) -> SimWorker | None:
+        return self._workers.get(WorkerId(int(kv_address)))
+
+    def saw_plan(self, worker_id: WorkerId, plan: StepPlan) -> None:
+        if self._observe_plan is not None:
+            self._observe_plan(self.runtime.now, worker_id, plan)
+
     def _start_worker(self, place: int) -> None:
-        if self.is_over and self._num_started:
+        if (self.is_over and self._num_started) or self._places[place] is not None:
             return
         worker_id = WorkerId(self._num_started)
         self._num_started += 1
         self._places[place] = worker_id
-        self._workers[worker_id] = worker = SimWorker(self, worker_id, self._setup)
-        scheduler = self.cluster.worker.scheduler
-        self.tell(
-            WorkerUp(
-                worker_id=worker_id,
-                name=f"worker-{place}",
-                spec=self.cluster.spec,
-                role=Role.MIXED,
-                step_tokens=scheduler.step_tokens,
-                max_running_seqs=scheduler.max_running_seqs,
-                cost=self.believed,
-                publishes_kv=self.cluster.publishes_kv,
-            )
-        )
+        pool = self._pool_of[place]
+        worker = SimWorker(self, worker_id, f"worker-{place}", pool, self._habits)
+        self._workers[worker_id] = worker
+        self.tell(worker.introduction())
         worker.tell_load()
 
     def _kill(self, place: int) -> None:
@@ -289,8 +307,19 @@ class _Front:
         if worker_id is None or self.is_over:
             return
         self._places[place] = None
-        self._workers.pop(worker_id).is_dead = True
+        worker = self._workers.pop(worker_id)
+        worker.is_dead = True
+        self._note_use(worker)
+        self.network.lose(worker.kv_address)
         self.tell(WorkerDown(worker_id, "killed"))
-        for fate in list(self._fates.values()):
-            if fate.end is None and fate.worker_ids[-1:] == [worker_id]:
-                self.tell(RouteArrive(self._request(fate.spec, tuple(fate.worker_ids))))
+
+    def _note_use(self, worker: SimWorker) -> None:
+        self._uses.append(
+            WorkerUse(
+                name=worker.name,
+                role=worker.pool.role,
+                up_ns=Ns(self.runtime.now - worker.began_ns),
+                busy_ns=Ns(worker.busy_ns),
+                stats=worker.stats(),
+            )
+        )

@@ -1,49 +1,78 @@
-"""One worker of a simulated cluster: an EngineCore, its executor, and what it tells the router.
+"""One worker of a simulated cluster: an EngineCore, its executor, and its side of the network.
 
-Decides which of its messages are lost, late or wrong; refuses to know what a router makes of them.
+Decides which of its messages are lost, late or wrong; refuses to know what a front end makes of
+them.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 from typing import Protocol
 
 import msgspec
 
-from headrace.adapters.executors.sim import FakeSteps, SimExecutor
+from headrace.adapters.executors.sim import SimExecutor
 from headrace.core.base.errors import InvariantError
 from headrace.core.base.events import (
+    Admitted,
     Arrive,
+    BlockRemoved,
     BlockStored,
     CallAt,
+    CopyDone,
     Emit,
+    EngineEffect,
     EngineEvent,
     Finish,
     KvChanged,
+    Preempted,
     Reject,
+    StartCopy,
     StartStep,
     Timer,
 )
-from headrace.core.base.plan import WorkerSpec
-from headrace.core.base.request import SeqSpec
+from headrace.core.base.plan import StepPlan, WorkerSpec
+from headrace.core.base.request import Slo
 from headrace.core.base.types import NS_PER_MS, Ns, WorkerId
+from headrace.core.base.worker import Role
 from headrace.core.config.schema import WorkerConfig
 from headrace.core.cost.fitted import FittedCostModel
+from headrace.core.cost.model import CostModel
 from headrace.core.engine.build import build_worker
+from headrace.core.engine.stats import EngineStats
 from headrace.core.router.events import (
-    RouterEvent,
     WorkerKv,
     WorkerKvSnapshot,
     WorkerLoad,
     WorkerStats,
+    WorkerUp,
 )
+from headrace.core.router.flight import Word
+from headrace.core.router.front import FrontEvent, WorkerSaid
+from headrace.core.telemetry import RequestRecord, Telemetry
+from headrace.sim.network import Network
 from headrace.sim.runtime import SimRuntime
+from headrace.sim.steps import ListedSteps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """Equal workers."""
+
+    num_workers: int
+    role: Role = Role.MIXED
+    config: WorkerConfig = field(default_factory=WorkerConfig)
+    spec: WorkerSpec
+    cost: CostModel  # how long steps take
+    believed: FittedCostModel  # how long worker and router believe they take, before they learn
+    kv_block_bytes: int = 0  # of a block on its way to another worker
+    publishes_kv: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageFaults:
-    """What goes wrong, as shares of the messages to the router."""
+    """What goes wrong, as shares of the messages to the front end."""
 
     kv_lost: float = 0.0
     kv_twice: float = 0.0
@@ -54,31 +83,34 @@ class MessageFaults:
 
 
 class Front(Protocol):
-    """Where its messages go."""
+    """What a worker needs of the world around it."""
 
     runtime: SimRuntime
+    network: Network
     rng: Random
 
     @property
     def is_over(self) -> bool: ...
 
-    def tell(self, event: RouterEvent) -> None: ...
+    def tell(self, event: FrontEvent) -> None: ...
 
     def later(self, call: Callable[[], None]) -> None:
         """After the time of a message."""
         ...
 
-    def emitted(self, worker_id: WorkerId, emit: Emit) -> None: ...
+    def keep(self, records: Sequence[RequestRecord]) -> None:
+        """What the worker knows of sequences whose ends are told next."""
+        ...
 
-    def ended(self, worker_id: WorkerId, end: Finish | Reject) -> None: ...
+    def find_place(self, kv_address: str) -> "SimWorker | None": ...
+
+    def saw_plan(self, worker_id: WorkerId, plan: StepPlan) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SimWorkerSetup:
-    config: WorkerConfig
-    spec: WorkerSpec
-    cost: FittedCostModel  # how long steps take
-    believed: FittedCostModel  # how long the worker believes they take, before it learns
+class Habits:
+    """What workers of a cluster have in common."""
+
     stats_period_ms: float
     faults: MessageFaults
     seed: int
@@ -86,38 +118,150 @@ class SimWorkerSetup:
 
 
 class SimWorker:
-    """The virtual driver of one EngineCore, and its side of the network."""
+    """The virtual driver of one EngineCore: what a worker process is under the real clock."""
 
-    def __init__(self, front: Front, worker_id: WorkerId, setup: SimWorkerSetup) -> None:
+    def __init__(
+        self, front: Front, worker_id: WorkerId, name: str, pool: Pool, habits: Habits
+    ) -> None:
         self.is_dead = False
-        self._setup = setup
+        self.worker_id = worker_id
+        self.name = name
+        self.pool = pool
+        self.began_ns = front.runtime.now
+        self._habits = habits
         self._front = front
-        self._worker_id = worker_id
-        self._core = build_worker(setup.config, setup.spec, setup.believed)
-        # Tokens depend on the request alone, so that they are the same wherever it runs.
-        steps = FakeSteps(setup.cost, setup.spec.vocab_size, seed=setup.seed)
-        self._executor = SimExecutor(setup.spec, steps, front.runtime.call_later)
-        self._blocks: dict[bytes, None] = {}  # what a snapshot holds, in the order of storing
-        self._seq_no = 0
+        self._core = build_worker(pool.config, pool.spec, pool.believed)
+        self._steps = ListedSteps(pool.cost, pool.spec.vocab_size, seed=habits.seed)
+        self._executor = SimExecutor(pool.spec, self._steps, front.runtime.call_later)
+        self._telemetry = Telemetry(Slo(), pool.believed)
+        self._cached: dict[bytes, None] = {}  # what a snapshot holds, in the order of storing
+        self._kv_no = 0
         self._num_received = 0
 
-    def receive(self, spec: SeqSpec) -> None:
-        if not self.is_dead:
-            self._num_received += 1
-            self._handle(Arrive((spec,)))
+    # ---- queries
+
+    @property
+    def kv_address(self) -> str:
+        return str(self.worker_id)
+
+    @property
+    def busy_ns(self) -> int:
+        """Time in steps."""
+        return self._steps.busy_ns
+
+    def stats(self) -> EngineStats:
+        return self._core.stats()
+
+    def introduction(self) -> WorkerUp:
+        pool, scheduler = self.pool, self.pool.config.scheduler
+        return WorkerUp(
+            worker_id=self.worker_id,
+            name=self.name,
+            spec=pool.spec,
+            role=pool.role,
+            step_tokens=scheduler.step_tokens,
+            max_running_seqs=scheduler.max_running_seqs,
+            cost=pool.believed,
+            kv_address=self.kv_address,
+            kv_block_bytes=pool.kv_block_bytes,
+            publishes_kv=pool.publishes_kv,
+        )
+
+    def num_leading_blocks(self, names: Sequence[bytes]) -> int:
+        """How many of these it has, up to the first that it has not."""
+        for index, name in enumerate(names):
+            if name not in self._cached:
+                return index
+        return len(names)
+
+    # ---- what reaches it
+
+    def receive(self, event: EngineEvent) -> None:
+        self._num_received += isinstance(event, Arrive)
+        self._handle(event)
 
     def close(self) -> None:
         self._core.check()
         if not self._core.is_idle:
             raise InvariantError("a worker still holds something", stats=self._core.stats())
 
+    def _handle(self, event: EngineEvent) -> None:
+        if self.is_dead:
+            return
+        now = self._front.runtime.now
+        effects = self._core.handle(now, event)
+        if self._habits.is_checked:
+            self._core.check()
+        records = self._telemetry.observe(now, event, effects)
+        words: list[Word] = []
+        changes: list[BlockStored | BlockRemoved] = []
+        for effect in effects:
+            match effect:
+                case Admitted() | Emit() | Preempted() | Finish() | Reject():
+                    words.append(effect)
+                case KvChanged():
+                    changes += effect.changes
+                case _:
+                    self._carry_out(effect)
+        if changes:
+            self._publish(tuple(changes))
+        if words:
+            self._front.later(partial(self._speak, tuple(words), records))
+
+    def _carry_out(self, effect: EngineEffect) -> None:
+        match effect:
+            case StartStep(plan):
+                self._front.saw_plan(self.worker_id, plan)
+                self._executor.start(plan, self._handle)
+            case CallAt(at_ns, timer_id):
+                self._front.runtime.call_at(at_ns, partial(self._ring, Timer(timer_id)))
+            case StartCopy():
+                self._copy(effect)
+            case _:
+                raise InvariantError("cannot be carried out", effect=effect)
+
+    def _ring(self, timer: Timer) -> None:
+        # What is left when all requests have ended are deadlines of what is over.
+        if not (self._front.is_over and self._core.is_idle):
+            self._handle(timer)
+
+    # ---- KV of others
+
+    def _copy(self, copy: StartCopy) -> None:
+        source = self._front.find_place(copy.source)
+        num_blocks = source.num_leading_blocks(copy.names) if source is not None else 0
+        self._front.network.send(
+            copy.source,
+            self.kv_address,
+            num_blocks * self.pool.kv_block_bytes,
+            partial(self._copied, copy.copy_id, num_blocks),
+        )
+
+    def _copied(self, copy_id: int, num_sent: int, num_bytes: float) -> None:
+        """The whole blocks among what has come."""
+        size = self.pool.kv_block_bytes
+        num_blocks = min(num_sent, int(num_bytes // size)) if size else num_sent
+        self._handle(CopyDone(copy_id, num_blocks))
+
+    # ---- what it says
+
     def tell_load(self) -> None:
         """Now, and again after each period."""
         front = self._front
         if self.is_dead or front.is_over:
             return
+        load, faults = self._load(), self._habits.faults
+        draw = front.rng.random()
+        if draw < faults.stats_nan:
+            load = msgspec.structs.replace(load, num_kv_tokens=float("nan"))
+        if draw >= faults.stats_lost:
+            self._say(WorkerStats(self.worker_id, load, self._num_received))
+        period_ns = Ns(round(self._habits.stats_period_ms * NS_PER_MS))
+        front.runtime.call_later(period_ns, self.tell_load)
+
+    def _load(self) -> WorkerLoad:
         stats = self._core.stats()
-        load = WorkerLoad(
+        return WorkerLoad(
             num_running=stats.num_running,
             num_waiting=stats.num_waiting,
             num_queued_prefill_tokens=stats.num_prefill_tokens,
@@ -126,56 +270,32 @@ class SimWorker:
             num_cached_blocks=stats.num_cached_blocks,
             num_pinned_blocks=stats.num_pinned_blocks,
         )
-        draw = front.rng.random()
-        if draw < self._setup.faults.stats_nan:
-            load = msgspec.structs.replace(load, num_kv_tokens=float("nan"))
-        if draw >= self._setup.faults.stats_lost:
-            self._say(WorkerStats(self._worker_id, load, self._num_received))
-        period_ns = Ns(round(self._setup.stats_period_ms * NS_PER_MS))
-        front.runtime.call_later(period_ns, self.tell_load)
 
     def send_snapshot(self) -> None:
         if not self.is_dead:
-            self._say(WorkerKvSnapshot(self._worker_id, self._seq_no, tuple(self._blocks)))
+            self._say(WorkerKvSnapshot(self.worker_id, self._kv_no, tuple(self._cached)))
 
-    def _say(self, event: WorkerStats | WorkerKv | WorkerKvSnapshot) -> None:
+    def _say(self, event: FrontEvent) -> None:
         self._front.later(partial(self._deliver, event))
 
-    def _deliver(self, event: WorkerStats | WorkerKv | WorkerKvSnapshot) -> None:
+    def _deliver(self, event: FrontEvent) -> None:
         if not self.is_dead and not self._front.is_over:
             self._front.tell(event)
 
-    def _handle(self, event: EngineEvent) -> None:
-        if self.is_dead:
-            return
-        effects = self._core.handle(self._front.runtime.now, event)
-        if self._setup.is_checked:
-            self._core.check()
-        for effect in effects:
-            match effect:
-                case StartStep(plan):
-                    self._executor.start(plan, self._handle)
-                case CallAt(at_ns, timer_id):
-                    call = partial(self._handle, Timer(timer_id))
-                    self._front.runtime.call_at(at_ns, call)
-                case KvChanged():
-                    self._publish(effect)
-                case Emit():
-                    self._front.later(partial(self._front.emitted, self._worker_id, effect))
-                case Finish() | Reject():
-                    self._front.later(partial(self._front.ended, self._worker_id, effect))
-                case _:
-                    pass
+    def _speak(self, words: tuple[Word, ...], records: Sequence[RequestRecord]) -> None:
+        if not self.is_dead:
+            self._front.keep(records)
+            self._front.tell(WorkerSaid(self.worker_id, words))
 
-    def _publish(self, changed: KvChanged) -> None:
-        event = WorkerKv(self._worker_id, self._seq_no, changed.changes)
-        self._seq_no += len(changed.changes)
-        for change in changed.changes:
+    def _publish(self, changes: tuple[BlockStored | BlockRemoved, ...]) -> None:
+        event = WorkerKv(self.worker_id, self._kv_no, changes)
+        self._kv_no += len(changes)
+        for change in changes:
             if isinstance(change, BlockStored):
-                self._blocks[change.name] = None
+                self._cached[change.name] = None
             else:
-                del self._blocks[change.name]
-        faults, rng = self._setup.faults, self._front.rng
+                del self._cached[change.name]
+        faults, rng = self._habits.faults, self._front.rng
         if rng.random() < faults.kv_lost:
             return
         if rng.random() < faults.kv_twice:

@@ -1,0 +1,42 @@
+"""Requests as they come: some at times of their own, some because others were answered.
+
+Decides nothing about lengths, times or tokens; refuses to know who serves.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
+
+from headrace.core.base.request import SeqSpec
+from headrace.core.base.types import Ns
+
+
+class Source(Protocol):
+    """Sequence ids are unique over arrivals and follow-ups."""
+
+    @property
+    def has_follow_ups(self) -> bool:
+        """Whether answers lead to more requests."""
+        ...
+
+    def arrivals(self) -> Iterator[SeqSpec]:
+        """Those that come whatever happens, in the order of `arrived_ns`. To be asked for once."""
+        ...
+
+    def follow_up(self, spec: SeqSpec, output: Sequence[int], now: Ns) -> SeqSpec | None:
+        """What the end of an answer leads to, at its `arrived_ns`. To be told of each end once."""
+        ...
+
+
+class Listed:
+    """A Source of requests that are given."""
+
+    has_follow_ups = False
+
+    def __init__(self, specs: Iterable[SeqSpec]) -> None:
+        self._specs = specs
+
+    def arrivals(self) -> Iterator[SeqSpec]:
+        return iter(self._specs)
+
+    def follow_up(self, spec: SeqSpec, output: Sequence[int], now: Ns) -> SeqSpec | None:
+        return None

@@ -1,0 +1,41 @@
+"""Results of steps that nobody computes: tokens out of one long list, times by a cost model."""
+
+from random import Random
+from typing import Final
+
+from headrace.adapters.executors.sim import StepOutcome, lost_step
+from headrace.core.base.events import StepDone
+from headrace.core.base.plan import SeqResult, SeqStep, StepPlan, StepResult
+from headrace.core.base.types import SeqId
+from headrace.core.cost.model import CostModel, StepShape
+
+_NUM_TOKENS: Final = 1 << 16  # of the list; a sequence begins somewhere in it
+_STRIDE: Final = 40_503  # odd, so that neighbours begin far from each other
+
+
+class ListedSteps:
+    """A StepSource whose tokens depend on the sequence and the position alone, so that they are the
+    same wherever and with whomever it runs. A token costs a look-up, of which there are millions.
+    """
+
+    def __init__(self, cost: CostModel, vocab_size: int, *, seed: int = 0) -> None:
+        self._cost = cost
+        self._tokens = tuple(Random(seed).choices(range(vocab_size), k=_NUM_TOKENS))
+        self.busy_ns = 0  # of all steps so far
+
+    def outcome(self, plan: StepPlan) -> StepOutcome:
+        elapsed_ns = self._cost.step_ns(StepShape.of(plan))
+        self.busy_ns += elapsed_ns
+        seqs = tuple(self._result(seq) for seq in plan.seqs)
+        return StepDone(StepResult(plan.step_id, seqs, elapsed_ns)), elapsed_ns
+
+    def lost(self, plan: StepPlan) -> StepOutcome:
+        return lost_step(plan)
+
+    def token(self, seq_id: SeqId, position: int) -> int:
+        return self._tokens[(seq_id * _STRIDE + position) % _NUM_TOKENS]
+
+    def _result(self, seq: SeqStep) -> SeqResult:
+        if seq.sample is None:
+            return SeqResult(seq.seq_id)
+        return SeqResult(seq.seq_id, (self.token(seq.seq_id, seq.sample.position),))
