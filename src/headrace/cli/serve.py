@@ -25,6 +25,10 @@ def serve(model: str | None, flags: Any, *, as_json: bool) -> int:
     started_ns = time.monotonic_ns()
     config = load_settings(flags, model=model).config
     start_logging(config.telemetry.log_level)
+    if config.cluster.engines:
+        from headrace.cli.gateway import serve_engines
+
+        return serve_engines(config, as_json=as_json)
     listener = bind(config.server.host, config.server.port)
     app = create_app(None, config.server, telemetry=config.telemetry)
     booted: list[Booted | BootedCluster] = []

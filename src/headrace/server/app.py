@@ -2,8 +2,10 @@
 
 import logging
 from functools import partial
+from typing import Protocol
 
 import msgspec
+from prometheus_client import Gauge
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -40,12 +42,21 @@ def create_app(
         service.attach(model)
     app = Starlette(
         routes=_routes(service),
-        middleware=[Middleware(Front, service=service)],
-        exception_handlers={HTTPException: _answer, HeadraceError: _answer},
+        middleware=[Middleware(Front, metrics=service.metrics)],
+        exception_handlers={HTTPException: answer_error, HeadraceError: answer_error},
     )
     app.router.redirect_slashes = False
     app.state.service = service
     return app
+
+
+class HttpMetrics(Protocol):
+    """What is counted of every request."""
+
+    @property
+    def http_in_flight(self) -> Gauge: ...
+
+    def count_http(self, method: str, path: str, status: int) -> None: ...
 
 
 class Front:
@@ -53,9 +64,9 @@ class Front:
     in the counts.
     """
 
-    def __init__(self, app: ASGIApp, service: Service) -> None:
+    def __init__(self, app: ASGIApp, metrics: HttpMetrics) -> None:
         self._app = app
-        self._service = service
+        self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -63,7 +74,7 @@ class Front:
             return
         exchange = Exchange.begin(scope)
         send = exchange.sender(send)
-        with self._service.metrics.http_in_flight.track_inprogress():
+        with self._metrics.http_in_flight.track_inprogress():
             try:
                 await self._app(scope, receive, send)
             except ClientGone:
@@ -76,11 +87,12 @@ class Front:
                 else:
                     exchange.abort()
             finally:
-                self._service.metrics.count_http(scope["method"], scope["path"], exchange.status)
+                self._metrics.count_http(scope["method"], scope["path"], exchange.status)
                 exchange.log()
 
 
-async def _answer(request: Request, error: Exception) -> Response:
+async def answer_error(request: Request, error: Exception) -> Response:
+    """What a client is told of an error that nobody else answers."""
     exchange = Exchange.of(request.scope)
     exchange.error = f"{type(error).__name__}: {error}"
     return failure_of(error).response()

@@ -12,6 +12,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Collection, Iterator
+from typing import Protocol, runtime_checkable
 
 import uvicorn
 from starlette.applications import Starlette
@@ -93,6 +94,28 @@ def run_server(
             signal.signal(number, signal.SIG_IGN)
 
 
+@runtime_checkable
+class Drainable(Protocol):
+    """What an application has at `app.state.service`: what must be known of it to stop it well."""
+
+    @property
+    def num_deliveries(self) -> int:
+        """Answers under way."""
+        ...
+
+    def begin_drain(self) -> None:
+        """Let nobody in."""
+        ...
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Let nobody in, wait for the answers under way, then end those that are left. Returns
+        whether all could finish.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+
 class HttpServer:
     """One server on one listening socket; runs once."""
 
@@ -105,8 +128,8 @@ class HttpServer:
         on_drain: Callable[[int], None] | None = None,
     ) -> None:
         service = app.state.service
-        if not isinstance(service, Service):
-            raise TypeError("the application does not come from create_app")
+        if not isinstance(service, Drainable):
+            raise TypeError("the application cannot be drained")
         self._service = service
         self._drain_timeout_s = config.drain_timeout_s
         self._on_drain = on_drain
@@ -149,6 +172,7 @@ class HttpServer:
             self._on_stop()
         try:
             if boot is not None:
+                assert isinstance(self._service, Service)  # nobody else can be given a model
                 self._service.attach(await asyncio.to_thread(boot))
             if on_ready is not None:
                 on_ready(self.url)

@@ -1,0 +1,110 @@
+"""The gateway's application: the routes that are passed on, and those that are its own."""
+
+import ipaddress
+from functools import partial
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+import headrace
+from headrace.cluster.gateway.gateway import GENERATION, Gateway
+from headrace.cluster.gateway.relay import Relay
+from headrace.core.base.errors import HeadraceError, RequestError
+from headrace.server.app import Front, answer_error
+from headrace.server.errors import JSON
+from headrace.server.metrics import CONTENT_TYPE
+from headrace.server.service import RETRY_AFTER_S, Door
+
+
+def create_gateway_app(gateway: Gateway) -> Starlette:
+    """The gateway is `app.state.service`; it answers once it is `open`."""
+
+    def get(path: str, answer: "partial[Response]") -> Route:
+        async def endpoint(request: Request) -> Response:
+            return answer(request)
+
+        return Route(path, endpoint, methods=["GET"])
+
+    app = Starlette(
+        routes=[
+            *(Route(path, Relay(gateway), methods=["POST"]) for path in GENERATION),
+            get("/v1/models", partial(_models, gateway)),
+            get("/v1/models/{id:path}", partial(_model, gateway)),
+            get("/admin/decisions/{id:int}", partial(_decision, gateway)),
+            get("/health", partial(_health, gateway)),
+            get("/ready", partial(_ready, gateway)),
+            get("/metrics", partial(_metrics, gateway)),
+            get("/version", partial(_version)),
+        ],
+        middleware=[Middleware(Front, metrics=gateway.metrics)],
+        exception_handlers={HTTPException: answer_error, HeadraceError: answer_error},
+    )
+    app.router.redirect_slashes = False
+    app.state.service = gateway
+    return app
+
+
+def _models(gateway: Gateway, request: Request) -> Response:
+    return _json({"object": "list", "data": gateway.cards()})
+
+
+def _model(gateway: Gateway, request: Request) -> Response:
+    name = request.path_params["id"]
+    card = gateway.card(name)
+    if card is None:
+        raise RequestError(
+            "no such model", status_hint=404, code="model_not_found", model=name[:100]
+        )
+    return _json(card)
+
+
+def _decision(gateway: Gateway, request: Request) -> Response:
+    """Why a request went where it went. For those on this machine alone, since it names all
+    engines and how busy they are; what a proxy passes on does not come from here.
+    """
+    is_forwarded = any(name in request.headers for name in ("forwarded", "x-forwarded-for"))
+    if is_forwarded or request.client is None or not _is_loopback(request.client.host):
+        raise HTTPException(404)
+    decision = gateway.switch.router.decision(request.path_params["id"])
+    if decision is None:
+        raise RequestError("no such decision, or not any more", status_hint=404, code="not_found")
+    return _json(decision)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _health(gateway: Gateway, request: Request) -> Response:
+    """Whether the process should live on: engines come and go."""
+    return _json({"status": gateway.door})
+
+
+def _ready(gateway: Gateway, request: Request) -> Response:
+    """Whether a request may come now: some engine is up."""
+    states = {one.name: one.reason or "up" for one in gateway.engines}
+    is_open = gateway.door is Door.OPEN
+    response = _json({"status": gateway.door, "engines": states}, 200 if is_open else 503)
+    if not is_open:
+        response.headers["retry-after"] = str(round(RETRY_AFTER_S))
+    return response
+
+
+def _metrics(gateway: Gateway, request: Request) -> Response:
+    return Response(gateway.metrics.render(), media_type=CONTENT_TYPE)
+
+
+def _version(request: Request) -> Response:
+    return _json({"version": headrace.__version__})
+
+
+def _json(value: object, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status, media_type=JSON)

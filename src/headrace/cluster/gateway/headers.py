@@ -1,0 +1,80 @@
+"""Which headers cross the gateway, in both directions.
+
+What concerns one connection stays on it, and what names the gateway's own host, too. The rest goes
+on as it is.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+Raw = Sequence[tuple[bytes, bytes]]
+
+# RFC 9110, 7.6.1, with its forerunners.
+_HOP_BY_HOP: Final = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    }
+)
+# The answer is looked into, as far as where its events end: it must not be compressed.
+_NOT_TO_ENGINE: Final = _HOP_BY_HOP | {
+    b"accept-encoding",
+    b"content-length",
+    b"expect",
+    b"host",
+    b"x-request-id",
+}
+_NOT_TO_CLIENT: Final = _HOP_BY_HOP | {
+    b"date",
+    b"server",
+    b"x-headrace-decision",
+    b"x-headrace-worker",
+    b"x-request-id",
+}
+
+
+def to_engine(headers: Raw, request_id: str, key: str) -> list[tuple[str, str]]:
+    """With the engine's own key, where it has one, in place of the client's credentials."""
+    kept = [
+        (name.decode("latin-1"), value.decode())
+        for name, value in _kept(headers, _NOT_TO_ENGINE)
+        if _is_utf8(value) and not (key and name == b"authorization")
+    ]
+    if key:
+        kept.append(("authorization", f"Bearer {key}"))
+    return [*kept, ("accept-encoding", "identity"), ("x-request-id", request_id)]
+
+
+def to_client(headers: Raw, engine_name: str, decision_id: str) -> list[tuple[bytes, bytes]]:
+    return [
+        *_kept(((name.lower(), value) for name, value in headers), _NOT_TO_CLIENT),
+        (b"x-headrace-worker", engine_name.encode()),
+        (b"x-headrace-decision", decision_id.encode()),
+    ]
+
+
+def _kept(headers: Iterable[tuple[bytes, bytes]], left_out: frozenset[bytes]) -> Raw:
+    """`headers` have names in lower case. A Connection header names others of its kind."""
+    headers = list(headers)
+    named = {
+        word.strip().lower()
+        for name, value in headers
+        if name == b"connection"
+        for word in value.split(b",")
+    }
+    return [pair for pair in headers if pair[0] not in left_out and pair[0] not in named]
+
+
+def _is_utf8(value: bytes) -> bool:
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

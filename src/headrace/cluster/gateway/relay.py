@@ -1,0 +1,221 @@
+"""The way of one request: to an engine, to another one where that fails, and back to the client.
+
+Decides when a request is tried again: as long as no byte of an answer has left. From then on the
+answer is one engine's, and ends with an error where that fails.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final
+
+from starlette.datastructures import Headers
+from starlette.types import Receive, Scope, Send
+
+from headrace.cluster.gateway.ask import Ask, read_ask
+from headrace.cluster.gateway.call import Call, Fault, Kind
+from headrace.cluster.gateway.engine import Engine
+from headrace.cluster.gateway.gateway import Gateway
+from headrace.cluster.gateway.headers import Raw, to_client, to_engine
+from headrace.cluster.gateway.reply import Reply, broken_off
+from headrace.cluster.gateway.switch import Rejected
+from headrace.core.base.errors import HeadraceError, OverloadError
+from headrace.core.base.request import FinishReason, Slo
+from headrace.core.base.types import NS_PER_S, Ns, WorkerId
+from headrace.core.router.events import (
+    RouteDone,
+    RouteProgress,
+    RouteRequest,
+    RouteStarted,
+)
+from headrace.server.body import read_body
+from headrace.server.errors import ClientGone, failure_of_finish
+from headrace.server.exchange import CLIENT_GONE, Exchange, until_gone
+from headrace.server.params import slo_of
+from headrace.server.service import RETRY_AFTER_S
+
+SESSION_HEADER: Final = "x-session-id"
+EVENTS_PER_WORD: Final = 16  # of a stream, after which the router hears of it again
+# Streams of these end with [DONE]; others have ends of their own.
+_ENDS_WITH_DONE: Final = ("/v1/chat/completions", "/v1/completions")
+
+
+class Relay:
+    """POST of a route that generates, as an ASGI application."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange, headers, path = Exchange.of(scope), Headers(scope=scope), scope["path"]
+        body = await read_body(headers, receive, self._gateway.config.server.max_body_bytes)
+        ask = read_ask(path, body, headers.get(SESSION_HEADER, ""))
+        journey = Journey(self._gateway, exchange, ask, slo_of(headers), body, send)
+        self._gateway.enter(journey)
+        try:
+            await journey.run(receive)
+        finally:
+            self._gateway.leave(journey)
+
+
+class Journey:
+    def __init__(
+        self,
+        gateway: Gateway,
+        exchange: Exchange,
+        ask: Ask,
+        slo: Slo,
+        body: bytes,
+        send: Send,
+    ) -> None:
+        self._gateway = gateway
+        self._exchange = exchange
+        self._ask = ask
+        self._slo = slo
+        self._body = body
+        self._path: str = exchange.scope["path"]
+        self._request_id = gateway.next_request_id()
+        self._reply = Reply(exchange, send)
+        self._faults: list[Fault] = []
+        self._excluded: list[WorkerId] = []
+        self._leash: asyncio.Timeout | None = None
+        self._verdict: HeadraceError | None = None
+        self._is_left = False  # by its client
+
+    async def run(self, receive: Receive) -> None:
+        """Send an answer, whatever happens. Raises what it is where nothing was sent, and
+        ClientGone.
+        """
+        async with self._within_its_time(receive):
+            while not await self._try_once():
+                self._gateway.metrics.count_retry()
+
+    @asynccontextmanager
+    async def _within_its_time(self, receive: Receive) -> AsyncIterator[None]:
+        timeout_s = self._gateway.config.server.request_timeout_s
+        rest_s = timeout_s - (time.monotonic_ns() - self._exchange.arrived_ns) / NS_PER_S
+        gone = asyncio.create_task(until_gone(receive))
+        try:
+            async with asyncio.timeout(rest_s) as self._leash:
+                gone.add_done_callback(self._on_gone)
+                yield
+        except TimeoutError:
+            if self._is_left:
+                self._exchange.status = CLIENT_GONE
+                raise ClientGone from None
+            error = self._verdict or failure_of_finish(FinishReason.DEADLINE, "")
+            assert error is not None
+            if not self._reply.is_begun:
+                raise error from None
+            await self._reply.fail(error)
+        finally:
+            self._leash = None
+            gone.cancel()
+            self._gateway.switch.tell(RouteDone(self._request_id))
+
+    def fail(self, error: HeadraceError) -> None:
+        """End it with an error that is the gateway's, as at the end of a drain."""
+        self._verdict = self._verdict or error
+        self._pull()
+
+    def _on_gone(self, gone: "asyncio.Task[None]") -> None:
+        if not gone.cancelled():
+            self._is_left = True
+            self._pull()
+
+    def _pull(self) -> None:
+        if self._leash is not None and not self._leash.expired():
+            self._leash.reschedule(asyncio.get_running_loop().time())
+
+    # ---- one engine after another
+
+    async def _try_once(self) -> bool:
+        """Whether the client has its answer. False = another engine may be asked."""
+        gateway, engine = self._gateway, await self._place()
+        call = Call(gateway.session, engine)
+        headers = to_engine(
+            self._exchange.scope["headers"], self._exchange.request_id, engine.address.key
+        )
+        try:
+            timeout_s = gateway.config.cluster.engine_first_byte_s
+            await call.begin(self._path, headers, self._body, timeout_s)
+            await self._pass_on(call, engine)
+        except Fault as fault:
+            gateway.failed(engine, self._request_id, fault)
+            self._exchange.error = f"engine {engine.name}: {fault}"
+            if self._reply.is_begun:
+                gateway.metrics.count_broken()
+                await self._reply.fail(broken_off())
+                return True
+            self._faults.append(fault)
+            return await self._give_up(engine)
+        finally:
+            call.close()
+        return True
+
+    async def _place(self) -> Engine:
+        ask, gateway = self._ask, self._gateway
+        request = RouteRequest(
+            request_id=self._request_id,
+            block_names=ask.block_names,
+            num_tokens=ask.num_tokens,
+            num_choices=ask.num_choices,
+            max_tokens=ask.max_tokens,
+            priority=ask.priority,
+            slo=self._slo,
+            session=ask.session,
+            tenant=gateway.tenant(Headers(scope=self._exchange.scope).get("authorization", "")),
+            adapter=ask.model,
+            arrived_ns=Ns(self._exchange.arrived_ns),
+            excluded=(*self._excluded, *gateway.resting(ask.model, self._excluded)),
+            is_migration=bool(self._faults),
+        )
+        try:
+            worker_id = await gateway.switch.place(request)
+        except Rejected as rejected:
+            raise gateway.error_of(rejected, ask.model) from None
+        self._excluded.append(worker_id)
+        engine = gateway.engine(worker_id)
+        return engine or await self._place()  # it has gone down between two turns of the loop
+
+    async def _give_up(self, engine: Engine) -> bool:
+        """Whether nobody else is to be asked; then the client has the last word there was.
+
+        Where all are down, the router knows how long to wait for one.
+        """
+        gateway, last = self._gateway, self._faults[-1]
+        may_retry = len(self._faults) <= gateway.config.cluster.max_migrations
+        others = gateway.candidates(self._ask.model, self._excluded)
+        if may_retry and (others or not gateway.candidates(self._ask.model, ())):
+            return False
+        if last.refusal is None:
+            raise OverloadError("no engine has answered", retry_after_s=RETRY_AFTER_S)
+        await self._begin(last.refusal.status, last.refusal.headers, engine)
+        await self._reply.pass_on(last.refusal.body)
+        await self._reply.end()
+        return True
+
+    # ---- the answer
+
+    async def _pass_on(self, call: Call, engine: Engine) -> None:
+        tell, reply = self._gateway.switch.tell, self._reply
+        if call.status == 200:
+            tell(RouteStarted(self._request_id))
+        waited_ns = time.monotonic_ns() - self._exchange.arrived_ns
+        self._gateway.metrics.first_byte.observe(waited_ns / NS_PER_S)
+        await self._begin(call.status, call.headers, engine)
+        await reply.pass_on(call.first)
+        num_told = 0
+        while chunk := await call.read():
+            await reply.pass_on(chunk)
+            if reply.events is not None and reply.events.num >= num_told + EVENTS_PER_WORD:
+                num_told = reply.events.num
+                tell(RouteProgress(self._request_id, num_told))
+        if reply.events and self._path in _ENDS_WITH_DONE and not reply.events.is_whole:
+            raise Fault(Kind.BROKEN, "the stream ended before [DONE]")
+        await reply.end()
+
+    async def _begin(self, status: int, headers: Raw, engine: Engine) -> None:
+        decision_id = str(self._request_id)
+        await self._reply.begin(status, to_client(headers, engine.name, decision_id))

@@ -1,0 +1,141 @@
+"""Looks at one engine again and again: whether it is up, what it serves, how busy it is.
+
+Decides when an engine is down: at once where it says so or where nobody listens; after a few looks
+without an answer else, since a busy one may be slow to say how it is.
+"""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from contextlib import suppress
+from typing import Final, Protocol
+
+import aiohttp
+import msgspec
+from yarl import URL
+
+from headrace.cluster.gateway.call import Fault, read_bounded, reason_of
+from headrace.cluster.gateway.engine import Engine
+from headrace.cluster.gateway.load_page import load_of
+from headrace.core.base.types import Ns
+from headrace.core.router.events import WorkerLoad
+
+LOOK_TIMEOUT_S: Final = 2.0
+LOOKS_IN_VAIN: Final = 3  # without an answer, until the engine is down
+LOOKS_PER_LIST: Final = 20  # its models are asked for that often while it is up
+MAX_ANSWER_BYTES: Final = 16 << 20
+
+_UNKNOWN_ROUTE: Final = (404, 405, 501)
+_TROUBLES: Final = (aiohttp.ClientError, OSError, Fault)  # TimeoutError is an OSError
+
+_log = logging.getLogger(__name__)
+
+
+class Listener(Protocol):
+    def came_up(self, engine: Engine, cards: dict[str, msgspec.Raw]) -> None:
+        """It answers; `cards` are its models as it shows them, by name."""
+        ...
+
+    def went_down(self, engine: Engine, reason: str) -> None:
+        """Again with each look while it stays down."""
+        ...
+
+    def told(self, engine: Engine, load: WorkerLoad) -> None: ...
+
+
+class Sick(Exception):
+    """The engine itself says that it cannot answer."""
+
+
+class _Card(msgspec.Struct):
+    id: str
+
+
+class _List(msgspec.Struct):
+    data: list[msgspec.Raw]
+
+
+class Watch:
+    def __init__(self, engine: Engine, session: aiohttp.ClientSession, listener: Listener) -> None:
+        self._engine = engine
+        self._session = session
+        self._listener = listener
+        self._wake = asyncio.Event()
+        self._num_looks = 0
+        # When the last looks began that had no answer, in a row.
+        self._in_vain_ns: deque[Ns] = deque(maxlen=LOOKS_IN_VAIN)
+        self._has_page = True
+
+    async def run(self, pause_s: float) -> None:
+        while True:
+            self._wake.clear()
+            await self._look()
+            self._num_looks += 1
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._wake.wait()
+
+    def wake(self) -> None:
+        """Look now: something is strange."""
+        self._wake.set()
+
+    async def _look(self) -> None:
+        began_ns = Ns(time.monotonic_ns())
+        self._engine.lose_cut_off_calls()
+        try:
+            async with asyncio.timeout(LOOK_TIMEOUT_S):
+                await self._ask()
+        except Sick as error:
+            self._listener.went_down(self._engine, str(error))
+        except aiohttp.ClientConnectorError as error:
+            self._listener.went_down(self._engine, reason_of(error))
+        except _TROUBLES as error:
+            self._in_vain(began_ns, str(error) if isinstance(error, Fault) else reason_of(error))
+        else:
+            self._in_vain_ns.clear()
+            await self._read_load()
+
+    def _in_vain(self, began_ns: Ns, reason: str) -> None:
+        self._in_vain_ns.append(began_ns)
+        if len(self._in_vain_ns) == LOOKS_IN_VAIN:
+            self._listener.went_down(self._engine, reason)
+            self._engine.lose_calls(reason, silent_since_ns=self._in_vain_ns[0])
+
+    async def _ask(self) -> None:
+        status, _ = await self._get("/health")
+        knows_health = status not in _UNKNOWN_ROUTE
+        if knows_health and status >= 300:
+            raise Sick(f"/health says {status}")
+        is_due = self._num_looks % LOOKS_PER_LIST == 0
+        if is_due or not (knows_health and self._engine.is_up):
+            self._listener.came_up(self._engine, await self._read_cards())
+
+    async def _read_cards(self) -> dict[str, msgspec.Raw]:
+        status, body = await self._get("/v1/models")
+        if status != 200:
+            raise Sick(f"/v1/models says {status}")
+        try:
+            cards = msgspec.json.decode(body, type=_List).data
+            return {msgspec.json.decode(card, type=_Card).id: card.copy() for card in cards}
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            raise Sick("/v1/models is no list of models") from None
+
+    async def _read_load(self) -> None:
+        """An engine that does not tell its load is as well as any other."""
+        if not (self._has_page or self._num_looks % LOOKS_PER_LIST == 0):
+            return
+        with suppress(*_TROUBLES):
+            async with asyncio.timeout(LOOK_TIMEOUT_S):
+                status, body = await self._get("/metrics")
+            self._has_page = status == 200
+            load = load_of(body.decode(errors="replace")) if self._has_page else None
+            if load is not None:
+                self._listener.told(self._engine, load)
+
+    async def _get(self, path: str) -> tuple[int, bytes]:
+        address = self._engine.address
+        headers = {"authorization": f"Bearer {address.key}"} if address.key else {}
+        url = URL(address.url + path, encoded=True)
+        async with self._session.get(url, headers=headers, allow_redirects=False) as response:
+            return response.status, await read_bounded(response, MAX_ANSWER_BYTES)
