@@ -2,7 +2,7 @@
 seconds: nothing is lost, and no byte differs.
 
     make test-slow ARGS="tests/chaos/test_soak.py"          one minute
-    HEADRACE_SOAK_MINUTES=30 make test-slow ARGS=...        as long as that
+    SOAK_MINUTES=30 make test-slow ARGS=...        as long as that
 """
 
 import os
@@ -26,7 +26,7 @@ from support.tiny_model import VOCAB
 
 pytest.importorskip("headrace.ops.native._native")
 
-MINUTES = float(os.environ.get("HEADRACE_SOAK_MINUTES", "1"))
+MINUTES = float(os.environ.get("SOAK_MINUTES", "1"))
 STRIKE_EVERY_S = 10.0
 NUM_CLIENTS = 6
 NUM_KINDS = 60  # different requests, asked again and again

@@ -128,6 +128,24 @@ def test_prefill_workers_compute_and_decode_workers_copy(seed: int) -> None:
     assert by_role[Role.PREFILL] <= num_prompt
 
 
+def test_workers_copy_prefixes_from_each_other() -> None:
+    """Requests that begin alike go to several workers, and one computes what they share."""
+    world = ClusterWorld(3, num_blocks=64, policy="round_robin")
+    stem = tuple(range(48)) * 4
+    for index in range(12):
+        params = SamplingParams(max_tokens=30, seed=index)
+        prompt = (*stem, index)
+        seq_id = SeqId(index)
+        world.submit((SeqSpec(seq_id=seq_id, request_id="", prompt_tokens=prompt, params=params),))
+        if not index:
+            world.run()
+    world.run()
+    assert [worker.core.stats().num_queried_tokens > 0 for worker in world.workers] == [True] * 3
+    assert world.num_copied_blocks == 2 * len(stem) // 16
+    num_computed = sum(worker.core.stats().num_computed_tokens for worker in world.workers)
+    assert num_computed == len(stem) + 12 * 30
+
+
 def test_the_worlds_of_these_tests_lose_workers_and_requests_go_on() -> None:
     worlds = [disturbed(seed) for seed in range(5)]
     assert sum(world.num_lost_workers for world in worlds) > 20

@@ -110,11 +110,12 @@ class ClusterWorld:
         roles: Sequence[Role] = (Role.MIXED,) * 3,
         handoff: str = "always",
         copy_failure_rate: float = 0.0,
+        kv_link: str = "memory",
     ) -> None:
         self.rng = Random(seed)
         self.now = Ns(0)
         self.front = FrontCore(
-            RouterCore(RouterConfig(policy=policy, seed=seed)),
+            RouterCore(RouterConfig(policy=policy, seed=seed, kv_link=kv_link)),
             ClusterConfig(max_migrations=max_migrations, handoff=handoff),
         )
         self.workers: list[Worker] = []
@@ -168,6 +169,7 @@ class ClusterWorld:
                 spec=spec,
                 role=role,
                 kv_address=str(worker_id),
+                kv_block_bytes=1000,
                 step_tokens=64,
                 cost=FittedCostModel.prior(),
             )
@@ -258,7 +260,8 @@ class ClusterWorld:
             worker.device.write_block(block_id, content)
             num_blocks += 1
         self.num_copied_blocks += num_blocks
-        worker.handle(self._tick(), CopyDone(copy.copy_id, num_blocks))
+        error = "" if num_blocks == len(copy.names) else "broken off"
+        worker.handle(self._tick(), CopyDone(copy.copy_id, num_blocks, error))
 
     def _ring(self, worker: Worker) -> None:
         timer = min(worker.timers)

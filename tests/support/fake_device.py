@@ -255,7 +255,8 @@ class Bench:
         tokens = spec.prompt_tokens + spec.output_tokens
         size = self.spec.block_size
         self.device.receive(copy, tokens[: (len(tokens) - 1) // size * size], num_blocks)
-        return self.handle(CopyDone(copy.copy_id, num_blocks))
+        error = "" if num_blocks == len(copy.names) else "broken off"
+        return self.handle(CopyDone(copy.copy_id, num_blocks, error))
 
     def ring(self) -> list[EngineEffect]:
         """The next timer's time has come."""

@@ -22,6 +22,7 @@ from headrace.models.load import LoadedText, ModelDescription, load_text
 from headrace.models.text.template import ChatTemplate
 
 PROGRESS_S = 0.1
+KV_LINK = "memory"  # between workers of one machine, as cost models call it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +95,7 @@ def boot_cluster(
     engine = ClusterEngine(
         config.cluster,
         Fleet(config.cluster, lambda slot: _configure(config, slot), launch),
-        RouterCore(config.router),
+        RouterCore(replace(config.router, kv_link=config.router.kv_link or KV_LINK)),
         on_progress=lambda *news: progress.__setitem__(0, news),
     )
     try:

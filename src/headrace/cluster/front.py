@@ -28,6 +28,7 @@ from headrace.core.base.types import NS_PER_S, Ns, SeqId
 from headrace.core.config.schema import ClusterConfig
 from headrace.core.engine.stats import EngineStats
 from headrace.core.router.core import RouterCore
+from headrace.core.router.decision import Decision
 from headrace.core.router.events import Resync
 from headrace.core.router.front import EndAll, Forward, FrontCore, FrontEvent
 from headrace.core.telemetry import ClusterTelemetry
@@ -137,6 +138,10 @@ class ClusterEngine:
                 )
                 for slot in self._crew.fleet
             ]
+
+    def decision(self, request_id: str) -> Decision | None:
+        with self._turn:
+            return self._core.decision(request_id)
 
     def telemetry(self, default_slo: Slo) -> ClusterTelemetry:
         """As Engine.telemetry, for one reader at most."""

@@ -41,6 +41,7 @@ from headrace.core.config.schema import WorkerConfig
 from headrace.core.cost.fitted import FittedCostModel
 from headrace.core.engine.build import build_worker
 from headrace.core.engine.stats import EngineStats
+from headrace.core.router.decision import Decision
 from headrace.core.telemetry import Telemetry
 from headrace.live.device import Device
 from headrace.live.event_log import LogHeader, Recorder
@@ -144,6 +145,9 @@ class LiveEngine:
 
     def workers(self) -> Sequence[WorkerState]:
         return ()
+
+    def decision(self, request_id: str) -> Decision | None:
+        return None
 
     def telemetry(self, default_slo: Slo) -> Telemetry:
         return Telemetry(default_slo, self.cost)

@@ -8,6 +8,7 @@ from headrace.core.base.events import EngineEffect, EngineEvent
 from headrace.core.base.request import FinishReason, SeqSpec, Slo
 from headrace.core.base.types import Ns, SeqId
 from headrace.core.engine.stats import EngineStats
+from headrace.core.router.decision import Decision
 from headrace.core.telemetry import RequestRecord
 from headrace.live.listeners import Observer, Sink
 
@@ -57,6 +58,10 @@ class Engine(Protocol):
 
     def workers(self) -> Sequence[WorkerState]:
         """The processes behind it; none where it is in this one."""
+        ...
+
+    def decision(self, request_id: str) -> Decision | None:
+        """Why a request of late went to its worker; None where nobody chose, or remembers."""
         ...
 
     def telemetry(self, default_slo: Slo) -> Records:

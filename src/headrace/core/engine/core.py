@@ -135,7 +135,8 @@ class EngineCore:
             case Cancel(seq_id, reason):
                 self._end(seq_id, reason, effects)
             case Timer(timer_id) if timer_id < 0:
-                self._stop_loading(self._handoff.expire(timer_id), now)
+                for seq_id in self._handoff.expire(timer_id):
+                    self._scheduler.add(self._loading.pop(seq_id), now)
             case Timer(timer_id):
                 self._end(SeqId(timer_id), FinishReason.DEADLINE, effects)
             case StepDone(result):
@@ -144,8 +145,8 @@ class EngineCore:
             case StepFailed(step_id, error):
                 self._step_failed(now, step_id, error, effects)
                 self._start_copies(step_id, effects)
-            case CopyDone(copy_id, num_blocks):
-                self._stop_loading(self._handoff.end(copy_id, num_blocks), now)
+            case CopyDone():
+                self._copy_done(now, event, effects)
             case EndLease(seq_id):
                 self._handoff.end_lease(seq_id)
             case _:
@@ -216,12 +217,14 @@ class EngineCore:
 
     def _load(self, seq: Sequence, effects: list[EngineEffect]) -> bool:
         """Whether the sequence waits for KV that comes from elsewhere."""
-        spec = seq.spec
-        if not spec.kv_source:
+        limit = seq.reusable_tokens
+        if self._handoff.join(seq.seq_id, seq.chain, limit):
+            self._loading[seq.seq_id] = seq
+            return True
+        source = seq.spec.kv_source
+        if not source:
             return False
-        copy = self._handoff.begin(
-            seq.seq_id, seq.chain, seq.tokens, spec.kv_source, seq.reusable_tokens
-        )
+        copy = self._handoff.begin(seq.seq_id, seq.chain, seq.tokens, source, limit)
         if copy is None:
             return False
         self._loading[seq.seq_id] = seq
@@ -237,10 +240,14 @@ class EngineCore:
         while self._copies and self._copies[0][0] <= step_id:
             effects.append(self._copies.popleft()[1])
 
-    def _stop_loading(self, seq_id: SeqId | None, now: Ns) -> None:
-        """Schedule the sequence with what has come."""
-        if seq_id is not None:
-            self._scheduler.add(self._loading.pop(seq_id), now)
+    def _copy_done(self, now: Ns, done: CopyDone, effects: list[EngineEffect]) -> None:
+        """Schedule those who waited for it, with what has come; if that was all that was asked for,
+        some may want more.
+        """
+        for seq_id in self._handoff.end(done.copy_id, done.num_blocks):
+            seq = self._loading.pop(seq_id)
+            if done.error or not self._load(seq, effects):
+                self._scheduler.add(seq, now)
 
     def _call_in(self, seconds: float, handle: int) -> CallAt:
         return CallAt(Ns(self._now + round(seconds * NS_PER_S)), holder(handle))

@@ -23,7 +23,8 @@ class _Load:
     chain: BlockChain
     tokens: Sequence[int]
     num_known_blocks: int  # that were here already
-    waiting: SeqId | None  # None = it is no longer worth waiting for
+    names: tuple[bytes, ...]  # of those that are to come
+    waiting: list[SeqId]  # empty = it is no longer worth waiting for
 
 
 class HandoffCore:
@@ -36,6 +37,7 @@ class HandoffCore:
         self._next_handle = 0
         self._loads: dict[int, _Load] = {}
         self._load_of: dict[SeqId, int] = {}
+        self._load_of_block: dict[bytes, int] = {}
         self._leases: dict[SeqId, int] = {}  # handles by the sequence that has ended
 
     @property
@@ -48,11 +50,20 @@ class HandoffCore:
     def is_loading(self) -> bool:
         return bool(self._loads)
 
-    def is_waiting(self, seq_id: SeqId) -> bool:
-        """Whether the sequence waits for a load."""
-        return seq_id in self._load_of
-
     # ---- loads
+
+    def join(self, seq_id: SeqId, chain: BlockChain, limit_tokens: int) -> bool:
+        """Whether the next block that the sequence lacks is on its way, for another one, so that it
+        waits too.
+        """
+        num_known = self._kv.match(chain, limit_tokens)
+        names = chain.names[num_known : limit_tokens // self._kv.block_size]
+        handle = self._load_of_block.get(names[0]) if names else None
+        if handle is None or not self._loads[handle].waiting:
+            return False
+        self._loads[handle].waiting.append(seq_id)
+        self._load_of[seq_id] = handle
+        return True
 
     def begin(
         self,
@@ -71,38 +82,45 @@ class HandoffCore:
         if num_known is None:
             return None
         self._next_handle += 1
-        self._loads[handle] = _Load(chain, tuple(tokens), num_known, seq_id)
+        names = tuple(chain.names[num_known:num_blocks])
+        self._loads[handle] = _Load(chain, tuple(tokens), num_known, names, [seq_id])
         self._load_of[seq_id] = handle
+        self._load_of_block.update(dict.fromkeys(names, handle))
         return StartCopy(
             copy_id=handle,
             source=source,
-            names=tuple(chain.names[num_known:num_blocks]),
+            names=names,
             block_ids=self._kv.block_ids(holder(handle))[num_known:],
             seq_id=seq_id,
             is_handoff=True,
         )
 
-    def end(self, copy_id: int, num_blocks: int) -> SeqId | None:
-        """The first `num_blocks` of a copy are there, and no more will come. The sequence that has
-        waited for it, if it still does.
+    def end(self, copy_id: int, num_blocks: int) -> list[SeqId]:
+        """The first `num_blocks` of a copy are there, and no more will come. The sequences that
+        have waited for it until now.
         """
         load = self._loads.pop(copy_id, None)
         if load is None:
             raise InvariantError("a copy ended that was never started", copy_id=copy_id)
-        num_asked = len(self._kv.block_ids(holder(copy_id))) - load.num_known_blocks
-        if not 0 <= num_blocks <= num_asked:
+        if not 0 <= num_blocks <= len(load.names):
             raise InvariantError("a copy of more blocks than were asked for", copy_id=copy_id)
+        for name in load.names:
+            if self._load_of_block.get(name) == copy_id:
+                del self._load_of_block[name]
         num_tokens = (load.num_known_blocks + num_blocks) * self._kv.block_size
         self._kv.commit(holder(copy_id), load.chain, load.tokens, num_tokens)
         self._kv.release(holder(copy_id))
-        if load.waiting is not None:
-            del self._load_of[load.waiting]
-        return load.waiting
+        return self._stop_waiting(load)
 
     def give_up(self, seq_id: SeqId) -> None:
-        """Nobody waits for the sequence's load any more."""
-        handle = self._load_of.pop(seq_id)
-        self._loads[handle].waiting = None
+        """The sequence waits for its load no more."""
+        self._loads[self._load_of.pop(seq_id)].waiting.remove(seq_id)
+
+    def _stop_waiting(self, load: _Load) -> list[SeqId]:
+        waiting, load.waiting = load.waiting, []
+        for seq_id in waiting:
+            del self._load_of[seq_id]
+        return waiting
 
     # ---- leases
 
@@ -122,21 +140,17 @@ class HandoffCore:
 
     # ---- time
 
-    def expire(self, timer_id: int) -> SeqId | None:
-        """The deadline of what the handle stands for, if that still is. A sequence that need not
+    def expire(self, timer_id: int) -> list[SeqId]:
+        """The deadline of what the handle stands for, if that still is. The sequences that need not
         wait for its load any longer.
         """
         handle = -1 - timer_id
         for seq_id, lease in self._leases.items():
             if lease == handle:
                 self.end_lease(seq_id)
-                return None
+                return []
         load = self._loads.get(handle)
-        if load is None or load.waiting is None:
-            return None
-        seq_id = load.waiting
-        self.give_up(seq_id)
-        return seq_id
+        return [] if load is None else self._stop_waiting(load)
 
 
 def holder(handle: int) -> SeqId:

@@ -108,6 +108,7 @@ class FrontCore:
         self._flight_of: dict[SeqId, Flight] = {}
         self._workers: dict[WorkerId, WorkerUp] = {}
         self._next_request_id = 0
+        self._numbers: dict[str, int] = {}  # of the last requests, by their ids
         self.num_migrations = 0  # requests that went on elsewhere because their worker was lost
         self.num_handoffs = 0  # requests whose prompt was computed by another worker
 
@@ -122,9 +123,10 @@ class FrontCore:
         """Sequences that wait for a worker."""
         return sum(len(flight) for flight in self._flights.values() if flight.worker_id is None)
 
-    def decision(self, request_id: int) -> Decision | None:
+    def decision(self, request_id: str) -> Decision | None:
         """Why a request went where it is, or was, last; None where that is forgotten."""
-        return self._router.decision(request_id)
+        number = self._numbers.get(request_id)
+        return None if number is None else self._router.decision(number)
 
     def check(self) -> None:
         """Raise InvariantError unless every sequence that lives is under way, once."""
@@ -175,6 +177,9 @@ class FrontCore:
         flight = Flight(self._next_request_id, seqs)
         self._next_request_id += 1
         self._flights[flight.request_id] = flight
+        self._numbers[seqs[0].request_id] = flight.request_id
+        if len(self._numbers) > self._router.config.kept_decisions:
+            del self._numbers[next(iter(self._numbers))]
         for spec in seqs:
             if spec.seq_id in self._flight_of:
                 raise InvariantError("sequence id used twice", seq_id=spec.seq_id)
@@ -291,10 +296,9 @@ class FrontCore:
     def _route(self, event: RouterEvent, effects: list[FrontEffect]) -> None:
         for effect in self._router.handle(self._now, event):
             match effect:
-                case Dispatch(request_id, worker_id):
+                case Dispatch(request_id, worker_id, decision):
                     flight = self._flights[request_id]
-                    lender = self._workers.get(flight.lender) if flight.lender is not None else None
-                    specs = flight.begin(worker_id, lender.kv_address if lender else "")
+                    specs = flight.begin(worker_id, self._kv_source(flight, decision))
                     effects.append(Forward(worker_id, Arrive(specs)))
                 case RouteReject(request_id):
                     flight = self._flights[request_id]
@@ -305,6 +309,14 @@ class FrontCore:
                     pass
                 case _:
                     assert_never(effect)
+
+    def _kv_source(self, flight: Flight, decision: Decision) -> str:
+        """Where its KV may be copied from: its own prefill worker, or whoever has a prefix of it
+        cached.
+        """
+        holder = decision.chosen.fetch_from if flight.lender is None else flight.lender
+        worker = None if holder is None else self._workers.get(holder)
+        return "" if worker is None else worker.kv_address
 
     def _request(self, flight: Flight) -> RouteRequest:
         """As the router sees it: what is known of it, and what is still to come."""

@@ -191,3 +191,33 @@ def test_nor_before_one_that_was_planned_ahead(fails: bool) -> None:
     bench.end_copy(len(bench.copies[0].names), seq_id=1)
     bench.run()
     bench.assert_outputs()
+
+
+@pytest.mark.parametrize("num_blocks", [0, 2, 4])
+def test_who_lacks_what_is_on_its_way_waits_too(num_blocks: int) -> None:
+    bench = loading()
+    bench.handle(Arrive((bench.seq((*PROMPT[:17], 40), max_tokens=2),)))
+    bench.handle(Arrive((bench.seq((*PROMPT[:10], 40), max_tokens=2, kv_source=SOURCE),)))
+    assert len(bench.copies) == 1
+    assert bench.plan is None
+    bench.handle(Cancel(SeqId(0)))
+    bench.end_copy(num_blocks, seq_id=0)
+    bench.run()
+    bench.assert_outputs()
+    assert computed(bench, 1) == 18 - 4 * num_blocks + 1
+    assert computed(bench, 2) <= 11 - 4 * min(num_blocks, 2) + 1
+
+
+def test_all_who_wait_stop_waiting_together() -> None:
+    bench = loading()
+    bench.handle(Arrive((bench.seq((*PROMPT[:17], 40), max_tokens=2),)))
+    bench.ring()
+    bench.run_steps_only()
+    bench.assert_outputs()
+    assert len(bench.finished) == 2
+    # Nobody joins what is not worth waiting for.
+    bench.handle(Arrive((bench.seq((*PROMPT[:17], 41), max_tokens=2),)))
+    assert bench.plan is not None
+    bench.end_copy(4, seq_id=0)
+    bench.run()
+    bench.assert_outputs()
