@@ -3,13 +3,20 @@
 Decides what a line of a published trace means; refuses to know where lines come from.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, pairwise
+from random import Random
+from statistics import median
+from typing import Final, TypeVar
 
 import msgspec
 
 from headrace.core.base.errors import ConfigError
 
-MOONCAKE_BLOCK_TOKENS = 512
+MOONCAKE_BLOCK_TOKENS: Final = 512
+BAILIAN_BLOCK_TOKENS: Final = 16
+# Times that lie this far apart are taken for rounded ones.
+ROUNDED_S: Final = 0.5
 
 
 class TraceRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,28 +36,203 @@ class _MooncakeLine(msgspec.Struct, frozen=True):
     hash_ids: tuple[int, ...]
 
 
+class _BailianLine(msgspec.Struct, frozen=True):
+    timestamp: float  # s
+    input_length: int
+    output_length: int
+    hash_ids: tuple[int, ...]
+    chat_id: int | str
+    parent_chat_id: int | str = -1
+    turn: int = 1
+
+
+_Line = TypeVar("_Line")
+
+
 def parse_mooncake(lines: Iterable[str]) -> Iterator[TraceRequest]:
     """Lines of JSON as Mooncake publishes them (FAST 2025). Raises ConfigError that names the line.
 
     Its times lie some 3 s apart, with all requests of that span at once.
     """
-    decoder = msgspec.json.Decoder(_MooncakeLine)
+    for number, found in _decoded(lines, _MooncakeLine, "Mooncake"):
+        yield _request(
+            number,
+            found.timestamp / 1000,
+            found.input_length,
+            found.output_length,
+            found.hash_ids,
+            MOONCAKE_BLOCK_TOKENS,
+        )
+
+
+def parse_bailian(lines: Iterable[str]) -> Iterator[TraceRequest]:
+    """Lines of JSON as Alibaba publishes its Bailian (Qwen) traces. As parse_mooncake."""
+    for number, found in _decoded(lines, _BailianLine, "Bailian"):
+        yield _request(
+            number,
+            found.timestamp,
+            found.input_length,
+            found.output_length,
+            found.hash_ids,
+            BAILIAN_BLOCK_TOKENS,
+        )
+
+
+def parse_azure(lines: Iterable[str]) -> Iterator[TraceRequest]:
+    """CSV as Azure publishes it (Splitwise, ISCA 2024; DynamoLLM, HPCA 2025): TIMESTAMP,
+    ContextTokens, GeneratedTokens. Times count from the first one. As parse_mooncake.
+    """
+    first_s: float | None = None
+    for number, row in _rows(lines, ("TIMESTAMP", "ContextTokens", "GeneratedTokens"), "Azure"):
+        at_s = _figure(number, _seconds_of, row[0])
+        first_s = at_s if first_s is None else first_s
+        num_prompt, num_output = (_figure(number, int, cell) for cell in row[1:])
+        yield _request(number, at_s - first_s, num_prompt, num_output)
+
+
+def parse_burstgpt(lines: Iterable[str]) -> Iterator[TraceRequest]:
+    """CSV as BurstGPT publishes it (KDD 2025): Timestamp (s), Request tokens, Response tokens.
+    Requests without a response had failed, and are left out. As parse_mooncake.
+    """
+    for number, row in _rows(lines, ("Timestamp", "Request tokens", "Response tokens"), "BurstGPT"):
+        at_s = _figure(number, float, row[0])
+        num_prompt, num_output = (_figure(number, int, cell) for cell in row[1:])
+        if num_output:
+            yield _request(number, at_s, num_prompt, num_output)
+
+
+Parser = Callable[[Iterable[str]], Iterator[TraceRequest]]
+PARSERS: Final[dict[str, Parser]] = {
+    "mooncake": parse_mooncake,
+    "bailian": parse_bailian,
+    "azure": parse_azure,
+    "burstgpt": parse_burstgpt,
+}
+
+
+def parse_trace(lines: Iterable[str], kind: str = "") -> list[TraceRequest]:
+    """Requests in the order of their arrival. Without a kind, the first line tells it.
+
+    Raises ConfigError for lines that are of no kind, or not of this one, and where there are none.
+    """
+    lines = iter(lines)
+    head = next((line for line in lines if line.strip()), "")
+    kind = kind or kind_of(head)
+    if kind not in PARSERS:
+        raise ConfigError(f"unknown kind of trace {kind!r}", hint="known: " + ", ".join(PARSERS))
+    found = sorted(PARSERS[kind](chain([head], lines)), key=lambda one: one.arrival_s)
+    if not found:
+        raise ConfigError("the trace holds no requests")
+    return found
+
+
+def kind_of(head: str) -> str:
+    """By a trace's first line."""
+    if head.lstrip().startswith("{"):
+        return "bailian" if '"chat_id"' in head else "mooncake"
+    columns = {cell.strip() for cell in head.lstrip("\ufeff").split(",")}
+    if {"TIMESTAMP", "ContextTokens"} <= columns:
+        return "azure"
+    if {"Timestamp", "Request tokens"} <= columns:
+        return "burstgpt"
+    raise ConfigError("the trace is of no known kind", hint="known: " + ", ".join(PARSERS))
+
+
+def spread(requests: Sequence[TraceRequest], seed: int) -> list[TraceRequest]:
+    """Times that were rounded, drawn anew within the span that was rounded away.
+
+    Without that, every such span of a replay begins with a burst that never was. Traces whose times
+    are finer come back as they are. `requests` are in the order of their arrival.
+    """
+    times = sorted({request.arrival_s for request in requests})
+    gaps = [after - before for before, after in pairwise(times)]
+    if not gaps or min(gaps) < ROUNDED_S:
+        return list(requests)
+    span_s, rng = median(gaps), Random(seed)
+    moved = [
+        msgspec.structs.replace(request, arrival_s=request.arrival_s + rng.random() * span_s)
+        for request in requests
+    ]
+    return sorted(moved, key=lambda request: request.arrival_s)
+
+
+# ---- lines
+
+
+def _decoded(lines: Iterable[str], kind: type[_Line], name: str) -> Iterator[tuple[int, _Line]]:
+    decoder = msgspec.json.Decoder(kind)
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
-            found = decoder.decode(line)
+            yield number, decoder.decode(line)
         except msgspec.MsgspecError as error:
             raise ConfigError(
                 f"line {number} of the trace is no request: {error}",
-                hint="expected timestamp, input_length, output_length and hash_ids, as Mooncake's",
+                hint=f"expected timestamp, input_length, output_length and hash_ids, as {name}'s",
             ) from error
-        if found.input_length < 1:
-            raise ConfigError(f"line {number} of the trace has an empty prompt")
-        yield TraceRequest(
-            arrival_s=found.timestamp / 1000,
-            prompt_tokens=found.input_length,
-            output_tokens=found.output_length,
-            blocks=found.hash_ids,
-            block_tokens=MOONCAKE_BLOCK_TOKENS,
-        )
+
+
+def _rows(
+    lines: Iterable[str], columns: Sequence[str], name: str
+) -> Iterator[tuple[int, list[str]]]:
+    """The cells of these columns, line by line. The first line names the columns."""
+    places: list[int] = []
+    for number, line in enumerate(lines, 1):
+        cells = [cell.strip() for cell in line.lstrip("\ufeff").split(",")]
+        if not places:
+            if missing := [column for column in columns if column not in cells]:
+                raise ConfigError(f"the trace has no column {missing[0]!r}, which {name}'s have")
+            places = [cells.index(column) for column in columns]
+        elif line.strip():
+            if len(cells) <= max(places):
+                raise ConfigError(f"line {number} of the trace has {len(cells)} cells only")
+            yield number, [cells[place] for place in places]
+
+
+def _request(
+    number: int,
+    arrival_s: float,
+    num_prompt: int,
+    num_output: int,
+    blocks: tuple[int, ...] = (),
+    block_tokens: int = 0,
+) -> TraceRequest:
+    if num_prompt < 1:
+        raise ConfigError(f"line {number} of the trace has an empty prompt")
+    return TraceRequest(
+        arrival_s=arrival_s,
+        prompt_tokens=num_prompt,
+        output_tokens=num_output,
+        blocks=blocks,
+        block_tokens=block_tokens,
+    )
+
+
+_Figure = TypeVar("_Figure")
+
+
+def _figure(number: int, convert: Callable[[str], _Figure], text: str) -> _Figure:
+    try:
+        return convert(text)
+    except ValueError as error:
+        raise ConfigError(
+            f"line {number} of the trace: {text!r} is not what belongs there"
+        ) from error
+
+
+def _seconds_of(text: str) -> float:
+    """Since 1970 by a text like 2023-11-16 18:15:46.6805900, zone (UTC) or not."""
+    date, _, time = text.replace("T", " ").partition(" ")
+    year, month, day = map(int, date.split("-"))
+    hour, minute, second = time.removesuffix("Z").partition("+")[0].split(":")
+    return (
+        _days_of(year, month, day) * 86400.0 + int(hour) * 3600 + int(minute) * 60 + float(second)
+    )
+
+
+def _days_of(year: int, month: int, day: int) -> int:
+    """Since 1970, of the Gregorian calendar: years that begin in March end with the leap day."""
+    year -= month <= 2
+    of_year = (153 * ((month + 9) % 12) + 2) // 5 + day - 1
+    return year * 365 + year // 4 - year // 100 + year // 400 + of_year - 719468
