@@ -197,6 +197,25 @@ def test_cancelled_requests_end_with_their_worker(cluster: BootedCluster) -> Non
     cluster.engine.check()
 
 
+def test_an_answer_says_which_worker_made_it_and_why(cluster: BootedCluster) -> None:
+    wait_until(lambda: all_up(cluster))
+    with running_server(cluster) as server:
+        for stream in (False, True):
+            body = {"prompt": "once upon", "max_tokens": 5, "stream": stream}
+            response = httpx.post(f"{server.url}/v1/completions", json=body)
+            name, decision_id = (
+                response.headers[f"x-headrace-{key}"] for key in ("worker", "decision")
+            )
+            assert decision_id in response.text
+            url = f"{server.url}/admin/decisions/{decision_id}"
+            decision = httpx.get(url).json()
+            assert decision["candidates"][0]["name"] == name
+            assert decision["num_candidates"] == 2
+            # Whatever comes through a proxy is somebody else's.
+            assert httpx.get(url, headers={"x-forwarded-for": "127.0.0.1"}).status_code == 404
+        assert httpx.get(f"{server.url}/admin/decisions/none").status_code == 404
+
+
 def test_without_migration_a_stream_ends_with_an_error_at_once(tmp_path: Path) -> None:
     cluster = boot_cluster(tiny_config(tmp_path, max_migrations=0))
     try:

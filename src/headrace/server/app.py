@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 import headrace
 from headrace.core.base.errors import HeadraceError
 from headrace.core.config.schema import ServerConfig, TelemetryConfig
+from headrace.server.admin import check_is_local, decision_response
 from headrace.server.endpoints import ChatEndpoint, CompletionEndpoint
 from headrace.server.errors import JSON, ClientGone, failure_of
 from headrace.server.exchange import CLIENT_GONE, Exchange
@@ -110,6 +111,7 @@ def _routes(service: Service) -> list[Route]:
         Route("/v1/completions", CompletionEndpoint(service), methods=["POST"]),
         get("/v1/models", partial(_models, service)),
         get("/v1/models/{id:path}", partial(_model, service)),
+        get("/admin/decisions/{id}", partial(_decision, service)),
         get("/health", partial(_health, service)),
         get("/ready", partial(_ready, service)),
         get("/metrics", partial(_metrics, service)),
@@ -126,6 +128,13 @@ def _model(service: Service, request: Request) -> Response:
     if not name:
         raise HTTPException(404)
     return _json(_card(service.model(name)))
+
+
+def _decision(service: Service, request: Request) -> Response:
+    """Of a request to one of several workers, by the id of its answer."""
+    check_is_local(request)
+    engine = service.enter().text_engine.engine
+    return decision_response(engine.decision(request.path_params["id"]))
 
 
 def _health(service: Service, request: Request) -> Response:

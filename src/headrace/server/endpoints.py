@@ -163,6 +163,7 @@ def engine_requests(
     if len(answer.prompts) > 1:
         ids = [f"{answer.id}-{index}" for index in range(len(answer.prompts))]
     exchange.engine_ids = ids
+    exchange.find_decision = answer.served.text_engine.engine.decision
     return [
         GenerateRequest(
             request_id=request_id,

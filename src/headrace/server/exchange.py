@@ -4,6 +4,7 @@ import logging
 import re
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +12,7 @@ import msgspec
 from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
+from headrace.core.router.decision import Decision
 from headrace.server.generation import Tally
 
 KEY = "headrace.exchange"
@@ -34,6 +36,7 @@ class Exchange:
     ignored_fields: list[str] = field(default_factory=list)
     tally: Tally | None = None
     engine_ids: list[str] = field(default_factory=list)  # the engine's requests, one a prompt
+    find_decision: Callable[[str], Decision | None] | None = None  # why one of these is where it is
     error: str = ""
 
     @classmethod
@@ -60,10 +63,23 @@ class Exchange:
                 headers = [*message.get("headers", ()), (b"x-request-id", self.request_id.encode())]
                 if self.ignored_fields:
                     headers.append((b"x-ignored-fields", ", ".join(self.ignored_fields).encode()))
+                headers += self._routing()
                 message = {**message, "headers": headers}
             await send(message)
 
         return noted
+
+    def _routing(self) -> list[tuple[bytes, bytes]]:
+        """Which worker has the first of its requests, and where the reason is found."""
+        if self.find_decision is None or not self.engine_ids:
+            return []
+        decision = self.find_decision(self.engine_ids[0])
+        if decision is None:
+            return []
+        return [
+            (b"x-headrace-worker", decision.chosen.name.encode()),
+            (b"x-headrace-decision", self.engine_ids[0].encode()),
+        ]
 
     def abort(self) -> None:
         """Break the connection, unsent bytes and all; without the extension, do nothing."""

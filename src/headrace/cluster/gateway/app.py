@@ -1,6 +1,5 @@
 """The gateway's application: the routes that are passed on, and those that are its own."""
 
-import ipaddress
 from functools import partial
 
 import msgspec
@@ -15,6 +14,7 @@ import headrace
 from headrace.cluster.gateway.gateway import GENERATION, Gateway
 from headrace.cluster.gateway.relay import Relay
 from headrace.core.base.errors import HeadraceError, RequestError
+from headrace.server.admin import check_is_local, decision_response
 from headrace.server.app import Front, answer_error
 from headrace.server.errors import JSON
 from headrace.server.metrics import CONTENT_TYPE
@@ -64,23 +64,8 @@ def _model(gateway: Gateway, request: Request) -> Response:
 
 
 def _decision(gateway: Gateway, request: Request) -> Response:
-    """Why a request went where it went. For those on this machine alone, since it names all
-    engines and how busy they are; what a proxy passes on does not come from here.
-    """
-    is_forwarded = any(name in request.headers for name in ("forwarded", "x-forwarded-for"))
-    if is_forwarded or request.client is None or not _is_loopback(request.client.host):
-        raise HTTPException(404)
-    decision = gateway.switch.router.decision(request.path_params["id"])
-    if decision is None:
-        raise RequestError("no such decision, or not any more", status_hint=404, code="not_found")
-    return _json(decision)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    check_is_local(request)
+    return decision_response(gateway.switch.router.decision(request.path_params["id"]))
 
 
 def _health(gateway: Gateway, request: Request) -> Response:
