@@ -12,6 +12,7 @@ from headrace.cli.flags import AllFlags, EngineFlags, Model
 from headrace.cli.output import HELP_WIDTH, console
 from headrace.cli.plan_app import plan
 from headrace.cli.sampling import SamplingFlags
+from headrace.cli.sim_app import sim
 from headrace.core.base.errors import RequestError
 
 Json = Annotated[
@@ -36,6 +37,7 @@ explain = App(name="explain", help="Say why things are as they are.")
 app.command(explain)
 app.command(bench)
 app.command(plan)
+app.command(sim)
 
 
 def run(tokens: Sequence[str]) -> int:
@@ -67,6 +69,35 @@ def serve(model: Model = None, *, json: Json = False, flags: AllFlags = None) ->
     from headrace.cli.serve import serve as command
 
     return command(model, flags, as_json=json)
+
+
+@app.command
+def worker(
+    *,
+    connect: Annotated[
+        str, Parameter(name="--connect", metavar="HOST:PORT", help="where the front end listens")
+    ],
+    secret_file: Annotated[
+        str,
+        Parameter(name="--secret-file", metavar="FILE", help="the secret that it has too"),
+    ],
+    role: Annotated[
+        str, Parameter(name="--role", metavar="ROLE", help="mixed, prefill or decode")
+    ] = "mixed",
+    name: Annotated[
+        str,
+        Parameter(
+            name="--name", metavar="NAME", help="for people; this machine's", show_default=False
+        ),
+    ] = "",
+) -> int:
+    """Work for a front end on another machine, which says what model it serves.
+
+    It comes again when the front end is lost, until it is stopped.
+    """
+    from headrace.cli.worker import worker as command
+
+    return command(connect, secret_file, role=role, name=name)
 
 
 @app.command

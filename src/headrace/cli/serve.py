@@ -34,7 +34,8 @@ def serve(model: str | None, flags: Any, *, as_json: bool) -> int:
     booted: list[Booted | BootedCluster] = []
 
     def load() -> Booted | BootedCluster:
-        start = boot if config.cluster.num_workers == 1 else boot_cluster
+        is_alone = config.cluster.num_workers == 1 and not config.cluster.listen
+        start = boot if is_alone else boot_cluster
         with showing_progress() as report:
             booted.append(start(config, on_progress=_unless_stopped(report, app.state.service)))
         return booted[0]

@@ -7,19 +7,23 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
+from headrace.cluster.door import Door
 from headrace.cluster.fleet import Fleet, Slot
 from headrace.cluster.front import ClusterEngine
+from headrace.cluster.handshake import read_secret
 from headrace.cluster.process import LocalProcess, WorkerProcess
+from headrace.cluster.remote import address_of
 from headrace.cluster.wire import Configure, Ready
 from headrace.core.base.errors import ConfigError
 from headrace.core.config.ledger import ByteLedger, KvPlan
-from headrace.core.config.schema import Config
+from headrace.core.config.schema import ClusterConfig, Config
 from headrace.core.router.core import RouterCore
 from headrace.live.boot import Progress, identity_of, template_path
 from headrace.live.generate import TextEngine
 from headrace.models.hub import resolve_model
 from headrace.models.load import LoadedText, ModelDescription, load_text
 from headrace.models.text.template import ChatTemplate
+from headrace.server.run import bind
 
 PROGRESS_S = 0.1
 KV_LINK = "memory"  # between workers of one machine, as cost models call it
@@ -83,19 +87,26 @@ def boot_cluster(
     """
 
     cluster = config.cluster
-    if cluster.num_workers and not cluster.num_mixed + cluster.decode:
+    if not (cluster.num_mixed + cluster.decode or cluster.listen):
         raise ConfigError(
-            f"{cluster.prefill} prefill workers and none that decodes",
+            f"{cluster.prefill} prefill workers, and none that decodes",
             hint="add --decode 1, or --workers 1 beside --prefill",
         )
     report = on_progress or (lambda stage, done, total: None)
+    door = _open_door(cluster)
     path = resolve_model(config.model.path, partial(report, "fetch"))
-    config = replace(config, model=replace(config.model, path=str(path)))
+    # Another machine may have the model elsewhere, if it has the same name for it.
+    remote, config = config, replace(config, model=replace(config.model, path=str(path)))
     progress = [("load", 0, 0)]  # the last of it; the engine's thread tells, this one reports
     engine = ClusterEngine(
         config.cluster,
-        Fleet(config.cluster, lambda slot: _configure(config, slot), launch),
+        Fleet(
+            config.cluster,
+            lambda slot: _configure(remote if slot.is_remote else config, slot),
+            launch,
+        ),
         RouterCore(replace(config.router, kv_link=config.router.kv_link or KV_LINK)),
+        door=door,
         on_progress=lambda *news: progress.__setitem__(0, news),
     )
     try:
@@ -117,6 +128,13 @@ def boot_cluster(
     return BootedCluster(ready=ready, text=text, engine=engine, text_engine=text_engine)
 
 
+def _open_door(cluster: ClusterConfig) -> Door | None:
+    if not cluster.listen:
+        return None
+    secret = read_secret(cluster.secret_file)
+    return Door(bind(*address_of(cluster.listen)), secret)
+
+
 def _configure(config: Config, slot: Slot) -> Configure:
     """What a worker is told; each life has an event log of its own."""
     telemetry = config.telemetry
@@ -126,5 +144,5 @@ def _configure(config: Config, slot: Slot) -> Configure:
     return Configure(
         config=replace(config, telemetry=telemetry),
         role=slot.role,
-        num_sharing=config.cluster.num_workers,
+        num_sharing=1 if slot.is_remote else config.cluster.num_workers,
     )

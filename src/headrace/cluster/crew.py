@@ -11,9 +11,10 @@ from typing import Final
 
 from headrace.cluster import wire
 from headrace.cluster.audit import Audit
+from headrace.cluster.door import Door, Guest
 from headrace.cluster.fleet import Fleet, Slot
 from headrace.cluster.process import WorkerProcess
-from headrace.cluster.switchboard import Switchboard
+from headrace.cluster.switchboard import Speaker, Switchboard
 from headrace.core.base.errors import ConfigError, TransferError
 from headrace.core.base.types import Ns, SeqId, WorkerId
 from headrace.core.router.events import (
@@ -39,10 +40,16 @@ class Crew:
     """`handle` is called with what the workers' words mean to a FrontCore."""
 
     def __init__(
-        self, fleet: Fleet, handle: Callable[[FrontEvent], None], on_progress: Progress | None
+        self,
+        fleet: Fleet,
+        door: Door | None,
+        handle: Callable[[FrontEvent], None],
+        on_progress: Progress | None,
     ) -> None:
         self.fleet = fleet
+        self._door = door
         self.switchboard = Switchboard()
+        self.switchboard.follow(fleet, door)
         # Until every worker has been ready once: what each of them serves with.
         self.start: Future[list[wire.Ready]] = Future()
         self._handle = handle
@@ -75,19 +82,33 @@ class Crew:
 
     # ---- the loop
 
-    def listen(self, now: Ns, speaking: list[Slot]) -> None:
-        """Hear those that have said something."""
+    def listen(self, now: Ns, speaking: list[Speaker]) -> None:
+        """Hear those that have said something, and let in those who may."""
         self._now = now
-        for slot in speaking:
-            if slot.process is None:
-                continue
-            try:
-                for message in slot.process.receive():
-                    self._hear(slot, message)
-            except EOFError:
-                self._to_lose.setdefault(slot.name, ENDED)
-            except TransferError as error:
-                self._to_lose.setdefault(slot.name, str(error))
+        for speaker in speaking:
+            match speaker:
+                case Door():
+                    speaker.accept()
+                case Guest():
+                    self._meet(speaker)
+                case Slot(process=process) if process is not None:
+                    self._read(speaker, process)
+
+    def _read(self, slot: Slot, process: WorkerProcess) -> None:
+        try:
+            for message in process.receive():
+                self._hear(slot, message)
+        except EOFError:
+            self._to_lose.setdefault(slot.name, ENDED)
+        except TransferError as error:
+            self._to_lose.setdefault(slot.name, str(error))
+
+    def _meet(self, guest: Guest) -> None:
+        assert self._door is not None
+        worker = self._door.listen(guest)
+        if worker is not None:
+            slot = self.fleet.add_remote(self._now, *worker)
+            _log.info("worker %s has come", slot.name)
 
     def settle(self, *, is_starting: bool) -> None:
         """Give up those that are lost, start those whose time has come, and follow them all."""
@@ -101,7 +122,9 @@ class Crew:
                     _log.info("worker %s is started", slot.name)
             except OSError as error:
                 _log.error("a worker cannot be started: %s", error)
-        self.switchboard.follow(self.fleet)
+        if self._door is not None:
+            self._door.close_late()
+        self.switchboard.follow(self.fleet, self._door)
         self._dying = [process for process in self._dying if process.exit_status() is None]
 
     def send(self, worker_id: WorkerId, message: wire.ToWorker) -> None:
@@ -124,6 +147,8 @@ class Crew:
     def end(self) -> None:
         """Let all processes end, and see to it that they do."""
         processes = [slot.process for slot in self.fleet if slot.process is not None]
+        if self._door is not None:
+            self._door.close()
         for process in processes:
             process.close()
         deadline_s = time.monotonic() + EXIT_TIMEOUT_S
@@ -155,6 +180,8 @@ class Crew:
                 if fault and audit_id in self._audits:
                     self._audits[audit_id].faults.append(f"{slot.name}: {fault}")
                 self._end_audit(audit_id, slot.name)
+            case wire.Hello():
+                raise TransferError("a worker says hello once")
             case _ if slot.worker_id is None:
                 pass  # it beats while it loads
             case wire.Turn():
@@ -185,6 +212,7 @@ class Crew:
         elif other is not None and other.kind != ready.kind:
             fault = f"it serves {ready.kind}, the others {other.kind}"
         if fault:
+            self._send(slot, wire.Dismiss(fault))
             self._to_lose.setdefault(slot.name, fault)
             return
         scheduler = ready.config.scheduler
@@ -204,7 +232,7 @@ class Crew:
         )
         _log.info("worker %s is ready", slot.name)
         lives = [one.ready for one in self.fleet]
-        if not (None in lives or self.start.done()):
+        if lives and not (None in lives or self.start.done()):
             self.start.set_result([life for life in lives if life is not None])
 
     # ---- sockets

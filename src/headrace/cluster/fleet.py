@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from headrace.cluster.process import WorkerProcess
-from headrace.cluster.wire import Configure, Ready
+from headrace.cluster.wire import Configure, Hello, Ready
 from headrace.core.base.types import NS_PER_S, Ns, WorkerId
 from headrace.core.base.worker import Role
 from headrace.core.config.schema import ClusterConfig
@@ -41,6 +41,7 @@ class Slot:
 
     name: str
     role: Role
+    is_remote: bool = False  # it has come by itself, and ends with its process
     process: WorkerProcess | None = None
     worker_id: WorkerId | None = None  # of this life, once it is ready
     ready: Ready | None = None  # of its last life
@@ -82,6 +83,7 @@ class Fleet:
             for index in range(count)
         ]
         self._next_worker_id = 0
+        self._num_remote = 0
         self._past = dict.fromkeys(_COUNTS, 0)  # of lives that are over
 
     def __iter__(self) -> Iterator[Slot]:
@@ -93,18 +95,29 @@ class Fleet:
     @property
     def is_hopeless(self) -> bool:
         """Whether no worker is ready, and none will ever be."""
-        return all(
+        return bool(self._slots) and all(
             slot.ready is None and slot.num_short_lives >= MAX_BAD_STARTS for slot in self._slots
         )
+
+    def add_remote(self, now: Ns, process: WorkerProcess, hello: Hello) -> Slot:
+        """A worker that has come from elsewhere, and is told what to do."""
+        slot = Slot(f"{hello.name}-{self._num_remote}", hello.role, is_remote=True)
+        self._num_remote += 1
+        self._slots.append(slot)
+        self._begin(slot, now, process)
+        return slot
+
+    def _begin(self, slot: Slot, now: Ns, process: WorkerProcess) -> None:
+        slot.process = process
+        slot.heard_ns, slot.has_spoken = now, False
+        slot.num_starts += 1
+        process.send(self._configure(slot))
 
     def start_due(self, now: Ns) -> list[Slot]:
         """Start those whose time has come, and say which. OSError where a process cannot be had."""
         due = [slot for slot in self._slots if slot.process is None and slot.restart_ns <= now]
         for slot in due:
-            slot.process = self._launch()
-            slot.heard_ns, slot.has_spoken = now, False
-            slot.num_starts += 1
-            slot.process.send(self._configure(slot))
+            self._begin(slot, now, self._launch())
         return due
 
     def heard(self, slot: Slot, now: Ns, stats: EngineStats | None) -> None:
@@ -144,6 +157,8 @@ class Fleet:
                 self._past[name] += getattr(slot.stats, name)
         slot.process = slot.worker_id = slot.stats = None
         slot.fault = reason
+        if slot.is_remote:
+            self._slots.remove(slot)
 
     def next_ns(self) -> Ns | None:
         """When there is something to do without a word from anybody; None = never."""

@@ -20,7 +20,9 @@ import msgspec
 from headrace.cluster import wire
 from headrace.cluster.audit import Audit
 from headrace.cluster.crew import Crew, Progress
-from headrace.cluster.fleet import Fleet, Slot
+from headrace.cluster.door import Door
+from headrace.cluster.fleet import Fleet
+from headrace.cluster.switchboard import Speaker
 from headrace.core.base.errors import ConfigError, InvariantError, OverloadError
 from headrace.core.base.events import Arrive, CallAt, Cancel, EngineEffect, Timer
 from headrace.core.base.request import FinishReason, SeqSpec, Slo
@@ -55,15 +57,17 @@ class ClusterEngine:
         fleet: Fleet,
         router: RouterCore,
         *,
+        door: Door | None = None,
         on_progress: Progress | None = None,
     ) -> None:
+        """`door` is where workers of other machines come in, if they may."""
         self._failure: str | None = None
         self._next_seq_id = 0
         # Over the next id, over who observes, and over the order of messages and the flags below.
         self._gate = threading.Lock()
         self._is_closed = self._is_draining = False
         self._inbox: deque[_Message] = deque()
-        self._crew = Crew(fleet, self._handle, on_progress)
+        self._crew = Crew(fleet, door, self._handle, on_progress)
         # Held by the engine thread while it works: over all that follows.
         self._turn = threading.Lock()
         self._now = Ns(0)
@@ -207,7 +211,7 @@ class ClusterEngine:
             self._call_all()
         self._crew.end()
 
-    def _work(self, speaking: list[Slot]) -> None:
+    def _work(self, speaking: list[Speaker]) -> None:
         self._now = Ns(max(self._now + 1, time.monotonic_ns()))
         self._crew.listen(self._now, speaking)
         while self._inbox:

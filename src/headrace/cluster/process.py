@@ -4,48 +4,30 @@ import socket
 import subprocess
 import sys
 from contextlib import suppress
-from typing import Final, Protocol
+from typing import Protocol
 
-from headrace.cluster.frames import FrameReader, FrameWriter, direction_key
-from headrace.cluster.wire import (
-    FROM_WORKER,
-    TO_WORKER,
-    FromWorker,
-    ToWorker,
-    decode_from_worker,
-    encode,
-)
-from headrace.core.base.errors import TransferError
-from headrace.core.config.units import size_text
-
-MAX_UNSENT_BYTES: Final = 256 << 20
-_CHUNK_BYTES: Final = 1 << 18
+from headrace.cluster.line import Line
+from headrace.cluster.wire import FromWorker, ToWorker
 
 
 class WorkerProcess(Protocol):
-    """One start of a worker."""
+    """One life of a worker. What it is to a Line, it is to whoever holds it."""
 
     @property
-    def pid(self) -> int: ...
+    def pid(self) -> int | None:
+        """None where that would mean nothing on this machine."""
+        ...
 
     @property
-    def has_unsent(self) -> bool:
-        """Whether `flush` is to be called when `fileno` can be written."""
-        ...
+    def has_unsent(self) -> bool: ...
 
-    def fileno(self) -> int:
-        """Readable when `receive` has something to give."""
-        ...
+    def fileno(self) -> int: ...
 
-    def send(self, message: ToWorker) -> None:
-        """TransferError where the worker does not read."""
-        ...
+    def send(self, message: ToWorker) -> None: ...
 
     def flush(self) -> None: ...
 
-    def receive(self) -> list[FromWorker]:
-        """What has come. EOFError where it has ended, TransferError for what is none of ours."""
-        ...
+    def receive(self) -> list[FromWorker]: ...
 
     def close(self) -> None:
         """Let it end by itself: what it reads is at an end. Idempotent."""
@@ -64,68 +46,25 @@ class WorkerProcess(Protocol):
         ...
 
 
-class LocalProcess:
+class LocalProcess(Line):
     """A WorkerProcess on this machine, over a pair of sockets that nobody else can reach."""
 
     def __init__(self) -> None:
-        self._stream, theirs = socket.socketpair()
-        self._stream.setblocking(False)
+        ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "headrace.cluster.worker", str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
             )
-        self._writer = FrameWriter(direction_key(b"", TO_WORKER))
-        self._reader = FrameReader(direction_key(b"", FROM_WORKER))
-        self._unsent = bytearray()
+        super().__init__(ours, secret=b"")
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
-    @property
-    def has_unsent(self) -> bool:
-        return bool(self._unsent)
-
-    def fileno(self) -> int:
-        return self._stream.fileno()
-
-    def send(self, message: ToWorker) -> None:
-        self._unsent += self._writer.frame(encode(message))
-        self.flush()
-        if len(self._unsent) > MAX_UNSENT_BYTES:
-            raise TransferError(f"the worker has not read {size_text(len(self._unsent))}")
-
-    def flush(self) -> None:
-        # A worker that is gone is found by whoever reads.
-        with suppress(BlockingIOError, OSError):
-            while self._unsent:
-                num_sent = self._stream.send(self._unsent)
-                del self._unsent[:num_sent]
-
-    def receive(self) -> list[FromWorker]:
-        payloads: list[bytes] = []
-        with suppress(BlockingIOError):
-            while True:
-                try:
-                    data = self._stream.recv(_CHUNK_BYTES)
-                except ConnectionError:
-                    raise EOFError from None
-                if not data:
-                    if payloads:
-                        break  # its last words first
-                    raise EOFError
-                payloads += self._reader.feed(data)
-                if len(data) < _CHUNK_BYTES:
-                    break
-        return [decode_from_worker(payload) for payload in payloads]
-
-    def close(self) -> None:
-        self._stream.close()
-
     def kill(self) -> None:
-        self._stream.close()
+        self.close()
         with suppress(ProcessLookupError):
             self._process.kill()
 
@@ -140,6 +79,21 @@ class LocalProcess:
         code = self._process.poll()
         if code is None:
             return None
-        if code < 0:
-            return f"signal {-code}"
-        return f"exit code {code}"
+        return f"signal {-code}" if code < 0 else f"exit code {code}"
+
+
+class RemoteProcess(Line):
+    """A WorkerProcess that has come by itself, from this machine or another. To kill it is not to
+    listen to it any more: what ran there goes on elsewhere, and it may come again.
+    """
+
+    pid = None
+
+    def kill(self) -> None:
+        self.close()
+
+    def wait(self, timeout_s: float) -> bool:
+        return True
+
+    def exit_status(self) -> str | None:
+        return "its connection"

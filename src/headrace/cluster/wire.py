@@ -54,6 +54,12 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
     sent_ns: Ns
 
 
+class Dismiss(msgspec.Struct, frozen=True, tag=True):
+    """This worker does not fit to the others, and need not come again as it is."""
+
+    reason: str
+
+
 class SendSnapshot(msgspec.Struct, frozen=True, tag=True):
     """Tell all that the prefix cache holds."""
 
@@ -64,9 +70,17 @@ class Audit(msgspec.Struct, frozen=True, tag=True):
     audit_id: int
 
 
-ToWorker: TypeAlias = Configure | Submit | Cancel | EndLease | SendSnapshot | Audit
+ToWorker: TypeAlias = (
+    Configure | Submit | Cancel | EndLease | SendSnapshot | Audit | Dismiss
+)  # ---- from a worker
 
-# ---- from a worker
+
+class Hello(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """The first message of a worker that has come by itself; it waits to be configured."""
+
+    protocol: int = PROTOCOL
+    name: str  # of the machine, for people
+    role: Role = Role.MIXED
 
 
 class Loading(msgspec.Struct, frozen=True, tag=True):
@@ -146,7 +160,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-FromWorker: TypeAlias = Loading | Ready | Unfit | Turn | Beat | Snapshot | Audited | Failed
+FromWorker: TypeAlias = Hello | Loading | Ready | Unfit | Turn | Beat | Snapshot | Audited | Failed
 
 
 def load_of(stats: EngineStats) -> WorkerLoad:

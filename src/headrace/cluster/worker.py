@@ -12,7 +12,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 
@@ -27,6 +27,7 @@ from headrace.cluster.wire import (
     Audited,
     Beat,
     Configure,
+    Dismiss,
     Failed,
     FromWorker,
     Loading,
@@ -72,7 +73,7 @@ LOAD_EVERY_NS = Ns(10_000_000)  # how often a turn tells the load, at most
 _CHUNK_BYTES = 1 << 18
 
 
-class Line:
+class WorkerLine:
     """The worker's end of the socket. Any thread may send; one receives."""
 
     def __init__(self, stream: socket.socket, secret: bytes) -> None:
@@ -98,7 +99,7 @@ class Line:
 class Worker:
     """Tells what its engine does, turn by turn, and does what it is told."""
 
-    def __init__(self, line: Line, booted: Booted) -> None:
+    def __init__(self, line: WorkerLine, booted: Booted) -> None:
         self._line = line
         self._engine = booted.engine
         self._telemetry = Telemetry(Slo(), booted.engine.cost)
@@ -125,6 +126,8 @@ class Worker:
                 self._engine.call_soon(self._send_snapshot)
             case Audit(audit_id):
                 threading.Thread(target=self._audit, args=(audit_id,), daemon=True).start()
+            case Dismiss(reason):
+                raise ConfigError(f"the front end does not want this worker: {reason}")
             case Configure():
                 raise TransferError("a worker is configured once")
 
@@ -199,7 +202,9 @@ def _shifted(spec: SeqSpec, shift_ns: int) -> SeqSpec:
     )
 
 
-def _beat(line: Line, workers: list[Worker], is_over: threading.Event) -> None:
+def _beat(
+    line: WorkerLine, workers: list[Worker], is_over: threading.Event, on_lost: Callable[[], None]
+) -> None:
     """From the first moment on, so that silence always means trouble."""
     while not is_over.wait(BEAT_S):
         try:
@@ -209,11 +214,11 @@ def _beat(line: Line, workers: list[Worker], is_over: threading.Event) -> None:
                 line.send(Beat())
         except OSError:  # the front end is gone
             if not workers:
-                os._exit(0)  # nobody waits for what loads
+                on_lost()
             return
 
 
-def _configuration(line: Line) -> tuple[Configure, list[ToWorker]]:
+def _configuration(line: WorkerLine) -> tuple[Configure, list[ToWorker]]:
     """The first message, and what came with it."""
     while not (messages := line.receive()):
         pass
@@ -228,11 +233,21 @@ def _configuration(line: Line) -> tuple[Configure, list[ToWorker]]:
     return first, rest
 
 
-def serve(line: Line) -> None:
-    """Until the front end is gone. What keeps the worker from serving is told as Unfit."""
+def serve(line: WorkerLine, *, on_lost: Callable[[], None] = lambda: None) -> None:
+    """Until the front end is gone, which is an EOFError or an OSError; `on_lost` hears of it at
+    once while the model loads. What keeps the worker from serving is told as Unfit, and a
+    ConfigError; so is it where the front end does not want it.
+    """
     workers: list[Worker] = []
     is_over = threading.Event()
-    threading.Thread(target=_beat, args=(line, workers, is_over), daemon=True).start()
+    threading.Thread(target=_beat, args=(line, workers, is_over, on_lost), daemon=True).start()
+    try:
+        _serve(line, workers)
+    finally:
+        is_over.set()
+
+
+def _serve(line: WorkerLine, workers: list[Worker]) -> None:
     try:
         asked, rest = _configuration(line)
         logging.basicConfig(level=asked.config.telemetry.log_level.upper())
@@ -244,7 +259,7 @@ def serve(line: Line) -> None:
         )
     except ConfigError as error:
         line.send(Unfit(error.message, error.hint))
-        return
+        raise
     with closing(booted):
         worker = Worker(line, booted)
         workers.append(worker)
@@ -282,9 +297,12 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     stream = socket.socket(fileno=int(sys.argv[1]))
     try:
-        serve(Line(stream, secret=b""))
+        # Nobody waits for what loads when the front end is gone.
+        serve(WorkerLine(stream, secret=b""), on_lost=lambda: os._exit(0))
     except (EOFError, OSError):
         pass  # the front end is gone
+    except ConfigError:
+        sys.exit(2)  # the front end has been told, or told it
     except TransferError as error:
         _log.critical("%s", error)
         sys.exit(1)

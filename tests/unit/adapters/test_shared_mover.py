@@ -107,6 +107,7 @@ def test_a_name_across_two_names_is_none(theirs: SharedMover) -> None:
     ("change", "why"),
     [
         (lambda a: a.replace("shm", "tcp"), "is not a pool of blocks"),
+        (lambda a: a.replace(":", ":x", 1), "is on another machine"),
         (lambda a: a.rsplit(":", 1)[0] + ":65", "is not a pool of blocks"),
         (lambda a: a.replace(f":{BLOCKS}:", ":9:"), "has another size"),
         (lambda a: a.replace(str(os.getpid()), "999999999"), "cannot be read: no such file"),

@@ -14,6 +14,8 @@ import queue
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cache
+from pathlib import Path
 
 from headrace.adapters.movers.port import OnCopyDone
 from headrace.core.base.errors import TransferError
@@ -42,7 +44,7 @@ class SharedPool:
     @property
     def address(self) -> str:
         """What `SharedMover` of another process on this machine reads it by."""
-        return f"shm:{os.getpid()}:{self._fd}:{self.num_blocks}:{self.block_bytes}"
+        return f"shm:{_machine()}:{os.getpid()}:{self._fd}:{self.num_blocks}:{self.block_bytes}"
 
     def name_block(self, block_id: BlockId, name: bytes) -> None:
         start = block_id * NAME_BYTES
@@ -67,12 +69,14 @@ class _Source:
     def __init__(self, address: str, block_bytes: int) -> None:
         """TransferError where there is no such pool, or its blocks are of another size."""
         try:
-            kind, *numbers = address.split(":")
+            kind, machine, *numbers = address.split(":")
             pid, fd, num_blocks, their_bytes = map(int, numbers)
         except ValueError:
             raise TransferError(f"{address!r} is no address of a pool") from None
         if kind != "shm" or their_bytes != block_bytes:
             raise TransferError(f"{address!r} is not a pool of blocks of {block_bytes} bytes")
+        if machine != _machine():
+            raise TransferError(f"{address!r} is on another machine")
         self._offset = _blocks_offset(num_blocks)
         self._block_bytes = block_bytes
         self._names_end = num_blocks * NAME_BYTES
@@ -179,9 +183,15 @@ class SharedMover:
 
 def _is_alive(address: str) -> bool:
     with suppress(OSError):
-        os.stat(f"/proc/{address.split(':')[1]}")
+        os.stat(f"/proc/{address.split(':')[2]}")
         return True
     return False
+
+
+@cache
+def _machine() -> str:
+    """Of this start of this machine, and no other."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def _blocks_offset(num_blocks: int) -> int:

@@ -187,6 +187,10 @@ class ClusterConfig:
         low=0,
         high=3600,
     )
+    listen: str = setting(
+        "", "HOST:PORT where workers of other machines come in; empty = none may"
+    )
+    secret_file: str = setting("", "file with the secret that all machines of a cluster share")
     engines: tuple[str, ...] = setting(
         (),
         "OpenAI-compatible server to route to, as URL or NAME=URL; again for each further one",

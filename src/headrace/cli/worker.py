@@ -1,0 +1,20 @@
+"""`headrace worker`: a worker for a front end on another machine."""
+
+import socket
+
+from headrace.cli.logs import start_logging
+from headrace.cluster.handshake import read_secret
+from headrace.cluster.remote import address_of, serve_front
+from headrace.core.base.errors import ConfigError
+from headrace.core.base.worker import Role
+
+
+def worker(connect: str, secret_file: str, *, role: str, name: str) -> int:
+    """Until it is stopped."""
+    if role not in list(Role):
+        raise ConfigError(f"--role is {role!r}; choose one of {', '.join(Role)}")
+    start_logging("warning")
+    host, port = address_of(connect)
+    secret = read_secret(secret_file)
+    serve_front(host, port, secret, role=Role(role), name=name or socket.gethostname())
+    return 0

@@ -1,0 +1,135 @@
+"""Workers that come by themselves, over TCP."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from chaos.test_workers import answers, requests, tiny_config, undisturbed, wait_until
+from headrace.cluster.boot import BootedCluster, boot_cluster
+from headrace.core.config.schema import ClusterConfig, Config
+
+pytest.importorskip("headrace.ops.native._native")
+pytestmark = pytest.mark.timeout(120)
+
+WORKER = """
+import sys
+from headrace.cluster.remote import serve_front
+from headrace.core.base.worker import Role
+port, secret, role, name = sys.argv[1:]
+serve_front("127.0.0.1", int(port), secret.encode(), role=Role(role), name=name)
+"""
+SECRET = "sixteen letters!"
+
+
+@contextmanager
+def remote_worker(
+    port: int, *, role: str = "mixed", name: str = "box", secret: str = SECRET
+) -> Iterator["subprocess.Popen[str]"]:
+    with subprocess.Popen(
+        [sys.executable, "-c", WORKER, str(port), secret, role, name],
+        text=True,
+        stderr=subprocess.PIPE,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def config(tmp_path: Path, port: int) -> Config:
+    secret = tmp_path / "secret"
+    secret.write_text(SECRET)
+    cluster = ClusterConfig(
+        workers=0, listen=f"127.0.0.1:{port}", secret_file=str(secret), silence_timeout_s=2.0
+    )
+    return replace(tiny_config(tmp_path), cluster=cluster)
+
+
+def names(cluster: BootedCluster) -> set[str]:
+    return {worker.name for worker in cluster.engine.workers() if worker.is_ready}
+
+
+def test_workers_come_and_go_and_no_byte_differs(config: Config, port: int) -> None:
+    asked = requests(6)
+    wanted = undisturbed(config, asked)
+    with ExitStack() as stack:
+        first = stack.enter_context(remote_worker(port, name="first"))
+        cluster = boot_cluster(config)
+        stack.callback(cluster.close)
+        assert names(cluster) == {"first-0"}
+        stack.enter_context(remote_worker(port, name="second"))
+        stack.enter_context(remote_worker(port, name="stranger", secret="not the secret, no"))
+        wait_until(lambda: len(names(cluster)) == 2)
+
+        got = answers(cluster.text_engine, asked, strike=first.kill)
+        assert got == wanted
+        wait_until(lambda: names(cluster) == {"second-1"})
+        cluster.engine.check()
+        # While nobody is there, requests wait; who comes again is a new worker.
+        stack.enter_context(remote_worker(port, name="third", role="decode"))
+        wait_until(lambda: len(names(cluster)) == 2)
+        assert answers(cluster.text_engine, asked) == wanted
+
+
+@pytest.mark.slow
+def test_a_worker_that_was_taken_for_lost_comes_again(config: Config, port: int) -> None:
+    asked = requests(4)
+    wanted = undisturbed(config, asked)
+    with remote_worker(port) as worker, remote_worker(port):
+        cluster = boot_cluster(config)
+        try:
+            wait_until(lambda: len(names(cluster)) == 2)
+
+            def stop() -> None:
+                os.kill(worker.pid, signal.SIGSTOP)
+                threading.Timer(4, os.kill, (worker.pid, signal.SIGCONT)).start()
+
+            before = names(cluster)
+            assert answers(cluster.text_engine, asked, strike=stop) == wanted
+            wait_until(lambda: len(names(cluster)) == 2 and names(cluster) != before)
+            assert answers(cluster.text_engine, asked) == wanted
+            cluster.engine.check()
+        finally:
+            cluster.close()
+
+
+def test_another_model_is_not_let_in(config: Config, port: int, tmp_path: Path) -> None:
+    """The front end's own worker has one file under this name, the other machine another one."""
+    from support.tiny_model import write_tiny_model
+
+    path = tmp_path / "here.gguf"
+    write_tiny_model(path, seed=1)
+    both = replace(
+        config,
+        cluster=replace(config.cluster, workers=1),
+        model=replace(config.model, path=str(path)),
+    )
+    cluster = boot_cluster(both)
+    try:
+        write_tiny_model(path, seed=2)
+        with remote_worker(port) as worker:
+            assert worker.stderr is not None
+            assert worker.wait(60) != 0
+            assert "the front end does not want this worker: it serves model" in (
+                worker.stderr.read()
+            )
+        assert names(cluster) == {"w0"}
+    finally:
+        cluster.close()
