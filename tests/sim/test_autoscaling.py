@@ -70,7 +70,7 @@ def test_a_step_up_and_down_is_followed_once(seed: int) -> None:
 
 
 def test_a_sine_is_followed_without_flapping() -> None:
-    """Three periods of ten minutes: a turn at most at each peak and each trough."""
+    """Three periods of ten minutes: a turn at most at each top and each bottom."""
     report = run(lambda s: 3.5 + 2.5 * sin(2 * pi * s / 600), 6.0, 1800)
     assert 3 <= turns(report) <= 6
 

@@ -10,7 +10,6 @@ on every machine. A rule takes about a minute.
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise
 from math import ceil, pi, sin
 from typing import Final
 
@@ -154,7 +153,6 @@ RULES: Final = {
     "trend": core("trend"),
     "auto": core("auto"),
     "auto, second day": core("auto", 2),
-    "seasonal, second day": core("seasonal", 2),
 }
 
 
@@ -173,14 +171,12 @@ def run(name: str) -> Row:
             num_replicas=rule.num_replicas,
         )
     )
-    return _row(name, rule, report)
+    return _row(name, report)
 
 
-def _row(name: str, rule: Rule, report: FleetReport) -> Row:
+def _row(name: str, report: FleetReport) -> Row:
     ttft = sorted(job.ttft_ms for job in report.jobs)
     tpot = sorted(job.tpot_ms for job in report.jobs)
-    targets = [target for _, target in report.targets]
-    steps = [after - before for before, after in pairwise(targets)]
     return Row(
         rule=name,
         num_requests=len(report.jobs),
@@ -191,8 +187,8 @@ def _row(name: str, rule: Rule, report: FleetReport) -> Row:
         ttft_ms_p90=percentile(ttft, 0.9),
         ttft_ms_p99=percentile(ttft, 0.99),
         tpot_ms_p90=percentile(tpot, 0.9),
-        num_ups=sum(step > 0 for step in steps),
-        num_downs=sum(step < 0 for step in steps),
+        num_ups=report.num_ups,
+        num_downs=report.num_downs,
     )
 
 

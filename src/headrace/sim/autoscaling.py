@@ -71,6 +71,8 @@ class FleetReport:
     replica_ns: int = 0  # paid: from being asked for until gone
     most_replicas: int = 0  # at once, starting and draining ones included
     num_good: int = 0
+    num_ups: int = 0  # times that more replicas were asked for
+    num_downs: int = 0
 
     @property
     def attainment(self) -> float:
@@ -269,9 +271,11 @@ class _Fleet:
             self.report.effects.append((self._runtime.now, effect))
         match effect:
             case Scale(_, num_replicas):
-                self._target = num_replicas
                 if is_counted:
                     self.report.targets.append((self._runtime.now, num_replicas))
+                    self.report.num_ups += num_replicas > self._target
+                    self.report.num_downs += num_replicas < self._target
+                self._target = num_replicas
                 self._reconcile()
             case Drain(_, replica_id) if replica_id in self._replicas:
                 self._draining.add(replica_id)

@@ -23,7 +23,8 @@ STRAIN_HALF_LIFE_NS: Final = 3600 * NS_PER_S
 DOUBT: Final = 2.0
 # A queue may take that long in any case.
 MIN_DRAIN_NS: Final = 30 * NS_PER_S
-# A queue is not predicted to grow faster than if nobody served it twice over.
+# Seconds of work by which a queue is predicted to grow in a second, at most: the model is no judge
+# of such overload.
 MAX_GROWTH: Final = 2.0
 
 

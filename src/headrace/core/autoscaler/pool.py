@@ -107,8 +107,8 @@ class Pool:
         """What replicas show that stay and are no longer young."""
         loads = self._window.replicas if self._window else ()
         warm_ns = now - self.config.warm_up_s * NS_PER_S
-        active = set(self.active)
-        return [one for one in loads if one.replica_id in active and self._is_old(one, warm_ns)]
+        warm = {replica_id for replica_id in self.active if self.up_ns[replica_id] <= warm_ns}
+        return [load for load in loads if load.replica_id in warm]
 
     def measured(self) -> Measured | None:
         """The last requests, since the pool has changed; None where there are too few."""
@@ -125,8 +125,8 @@ class Pool:
 
         def mean(figures: Iterable[Quantiles | None]) -> float:
             weighted = zip(figures, loads, strict=True)
-            return sum(self._quantile(one) * load.num_samples for one, load in weighted) / (
-                num_samples
+            return (
+                sum(self._quantile(one) * load.num_samples for one, load in weighted) / num_samples
             )
 
         return Measured(
@@ -140,9 +140,6 @@ class Pool:
     def _quantile(self, figure: Quantiles | None) -> float:
         value: float = getattr(figure, self.config.percentile) if figure else 0.0
         return value
-
-    def _is_old(self, load: ReplicaLoad, warm_ns: float) -> bool:
-        return self.up_ns[load.replica_id] <= warm_ns
 
     def victims(self, num_victims: int) -> list[WorkerId]:
         """Who leaves: those with the least cached, then the least to do, then the youngest."""
@@ -169,9 +166,9 @@ class Pool:
         self._covered_ns += window.span_ns
         rate = window.num_arrivals * NS_PER_S / window.span_ns
         self.rate += (1.0 - exp(-window.span_ns / RATE_NS)) * (rate - self.rate)
-        sampled = [load for load in self.warm_loads(now) if load.num_samples]
-        num_samples = sum(load.num_samples for load in sampled)
         if self.is_settled(now):
+            sampled = [load for load in self.warm_loads(now) if load.num_samples]
+            num_samples = sum(load.num_samples for load in sampled)
             self._past.append(_Past(sampled, num_samples, self.rate))
         self._learn_traffic(window)
         if self.capacity is None:
@@ -187,7 +184,7 @@ class Pool:
         if not window.num_arrivals:
             return
         prompt = 0.0 if self.role == Role.DECODE else window.prompt_tokens * (1 - window.hit_rate)
-        output = window.output_tokens if self._decodes else 0.0
+        output = 0.0 if self.role == Role.PREFILL else window.output_tokens
         told = Traffic(window.prompt_tokens, prompt, output)
         if self._traffic is None:
             self._traffic = told
@@ -216,7 +213,7 @@ class Pool:
     def _ask_cost_model(self) -> None:
         """What a replica can do under the traffic that there was."""
         config = self.config
-        if self._traffic is not None and (self._traffic.output_tokens or not self._decodes):
+        if self._traffic is not None:
             self.capacity = Capacity(
                 self.replica,
                 self._traffic,
@@ -224,10 +221,6 @@ class Pool:
                 percentile=config.percentile,
                 margin=config.margin,
             )
-
-    @property
-    def _decodes(self) -> bool:
-        return self.role != Role.PREFILL
 
     def remember_need(self, now: Ns, need: int) -> int | None:
         """The most that was needed within the delay; None while less than that is known."""
