@@ -89,6 +89,10 @@ class Spread(msgspec.Struct, frozen=True):
         ordered = sorted(values)
         return Spread(percentile(ordered, 0.5), fmean(ordered), percentile(ordered, 0.99))
 
+    def beyond(self, other: "Spread") -> "Spread":
+        """What this one has more, figure by figure."""
+        return Spread(self.p50 - other.p50, self.mean - other.mean, self.p99 - other.p99)
+
 
 class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     """What the clients of one load saw. Warm-ups are not in it."""

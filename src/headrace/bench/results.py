@@ -6,6 +6,7 @@ Decides which figures are shown; refuses to judge them.
 import msgspec
 from rich.console import Console
 
+from headrace.bench.gateway import GatewayReport
 from headrace.bench.install import Install
 from headrace.bench.kernels import KernelReport
 from headrace.bench.loads import LoadReport
@@ -17,6 +18,7 @@ from headrace.bench.scheduler import StepOverhead
 from headrace.bench.sides import Comparison, Side
 from headrace.bench.tables import (
     comparison_table,
+    gateway_table,
     kernel_table,
     limit_table,
     load_table,
@@ -40,6 +42,7 @@ class Results(msgspec.Struct, omit_defaults=True, kw_only=True):
     scheduler: list[StepOverhead] = msgspec.field(default_factory=list)
     router: RouterReport | None = None
     policies: list[PolicyReport] = msgspec.field(default_factory=list)
+    gateway: GatewayReport | None = None
     precision: list[Precision] = msgspec.field(default_factory=list)
     install: Install | None = None
     kernels: KernelReport | None = None
@@ -71,6 +74,8 @@ def show(results: Results, console: Console) -> None:
         console.print(router_table(results.router))
     if results.policies:
         console.print(policy_table(results.policies))
+    if results.gateway:
+        console.print(gateway_table(results.gateway))
     if results.precision:
         console.print(precision_table(results.precision))
     if results.install:

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from headrace.bench.gateway import measure_gateway
 from headrace.bench.install import install
 from headrace.bench.kernels import measure_kernels
 from headrace.bench.loads import LOADS, LoadReport, Target, prompts_of, run_load, warm_up
@@ -115,6 +116,10 @@ def run_router_part(num_workers: int, num_replicas: int, num_decisions: int) -> 
         router=measure_router(num_workers, num_replicas, num_decisions),
         policies=[one for traffic in TRAFFICS for one in compare_policies(traffic)],
     )
+
+
+def run_gateway_part(num_streams: int) -> Results:
+    return Results(machine=machine(), gateway=measure_gateway(num_streams))
 
 
 def run_precision_part(model: str, texts: Sequence[str]) -> Results:

@@ -9,6 +9,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from headrace.bench.baseline import Change
+from headrace.bench.gateway import GatewayReport
 from headrace.bench.kernels import Timed
 from headrace.bench.limits import Limits
 from headrace.bench.loads import LoadReport
@@ -67,6 +68,23 @@ def router_table(report: RouterReport) -> Table:
     }
     for name, spread in rows.items():
         table.add_row(name, f"{spread.p50:.0f}", f"{spread.mean:.0f}", f"{spread.p99:.0f}")
+    return table
+
+
+def gateway_table(report: GatewayReport) -> Table:
+    title = (
+        f"a gateway: {report.num_streams} streams, {report.events_per_s:,.0f} events/s, "
+        f"{report.cpu_us_per_event:.0f} µs of its processor an event"
+    )
+    table = right_aligned(title, "ms", "p50", "mean", "p99")
+    for name, direct, through in (
+        ("request", report.direct.request_ms, report.through.request_ms),
+        ("event", report.direct.event_ms, report.through.event_ms),
+    ):
+        rows = {"direct": direct, "through it": through, "added": through.beyond(direct)}
+        for row, spread in rows.items():
+            cells = (f"{value:.2f}" for value in (spread.p50, spread.mean, spread.p99))
+            table.add_row(f"{name}, {row}", *cells)
     return table
 
 

@@ -10,6 +10,7 @@ from headrace.bench.results import Results, show
 from headrace.bench.suite import (
     LoadsAsked,
     run_all_parts,
+    run_gateway_part,
     run_install_part,
     run_kernels_part,
     run_load_part,
@@ -40,6 +41,12 @@ def bench_router(workers: int, replicas: int, decisions: int, output: OutputFlag
     if min(workers, replicas, decisions) < 1:
         raise ConfigError("--workers, --replicas and --decisions must be positive")
     return _give(run_router_part(workers, replicas, decisions), output)
+
+
+def bench_gateway(streams: int, output: OutputFlags) -> int:
+    if streams < 1:
+        raise ConfigError("--streams must be positive")
+    return _give(run_gateway_part(streams), output)
 
 
 def bench_precision(model: str | None, texts: Sequence[str], output: OutputFlags) -> int:

@@ -7,7 +7,7 @@ from cyclopts import App, Parameter
 from headrace.cli.bench_flags import LoadFlags, OutputFlags
 from headrace.cli.flags import Model
 
-bench = App(name="bench", help="Measure: kernels, loads, a step, routing, an installation.")
+bench = App(name="bench", help="Measure: kernels, loads, a step, routing, a gateway, an installation.")
 
 Urls = Annotated[
     tuple[str, ...],
@@ -83,6 +83,22 @@ def router(
     from headrace.cli.bench import bench_router
 
     return bench_router(workers, replicas, decisions, output or OutputFlags())
+
+
+@bench.command
+def gateway(
+    *,
+    streams: Annotated[int, Parameter(help="streams at the same time")] = 200,
+    output: OutputFlags | None = None,
+) -> int:
+    """Measure what `serve --engine` adds to the time that requests and events take.
+
+    It goes through a gateway of its own, in front of engines that compute nothing, and straight to
+    them, in turns.
+    """
+    from headrace.cli.bench import bench_gateway
+
+    return bench_gateway(streams, output or OutputFlags())
 
 
 @bench.command

@@ -119,8 +119,9 @@ def _first(*raws: msgspec.Raw) -> Any:
 
 
 def _message_bytes(message: Any) -> bytes:
-    """One spelling, whatever the client's: keys in order, no nulls. What is not text, pictures
-    above all, is long and no prompt of as many tokens; its digest stands for it.
+    """One spelling, whatever the client's: the role as in a template, then the rest by name, no
+    nulls. What is not text, pictures above all, is long and no prompt of as many tokens; its digest
+    stands for it.
     """
     if not isinstance(message, dict):
         return _encode(message) + b"\n"
@@ -129,7 +130,7 @@ def _message_bytes(message: Any) -> bytes:
         message["content"] = [
             part if _is_text(part) else sha256(_encode(part)).hexdigest() for part in content
         ]
-    return _encode(message) + b"\n"
+    return _encode(message.pop("role", None)) + _encode(message) + b"\n"
 
 
 def _is_text(part: Any) -> bool:

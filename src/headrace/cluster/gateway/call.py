@@ -10,6 +10,7 @@ import os
 import time
 from dataclasses import dataclass
 from enum import Enum
+from io import BytesIO
 from typing import Final
 
 import aiohttp
@@ -21,6 +22,7 @@ from headrace.core.base.types import Ns
 
 CONNECT_TIMEOUT_S: Final = 5.0
 MAX_REFUSAL_BYTES: Final = 1 << 20  # of an answer that is kept while other engines are asked
+PIECE_BYTES: Final = 1 << 18
 KEEP_ALIVE_S: Final = 3.0  # shorter than any engine's, so that none closes what is about to be used
 
 _TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S)
@@ -109,7 +111,8 @@ class Call:
     async def _begin(self, path: str, headers: list[tuple[str, str]], body: bytes) -> None:
         self._response = response = await self._session.post(
             URL(self._engine.address.url + path, encoded=True),
-            data=body,
+            # One that is large is written piece by piece, so that it does not hold up others.
+            data=body if len(body) <= PIECE_BYTES else BytesIO(body),
             headers=headers,
             allow_redirects=False,
         )

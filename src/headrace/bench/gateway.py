@@ -1,0 +1,134 @@
+"""What a gateway adds to the time that a stream's bytes take, at many streams at once.
+
+The same load goes straight to engines that compute nothing, and through a gateway in front of them,
+in turns; what is added is the difference of the two distributions. Engines, gateway and clients
+are three processes of one machine, and so the delays of a busy machine are in both.
+"""
+
+import asyncio
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from headrace.bench.loads import Spread
+from headrace.bench.pacer import MODEL, NUM_EVENTS, PACE_S
+from headrace.bench.server import free_port, is_ready, serving
+from headrace.core.base.errors import HeadraceError
+
+PROMPT = "The water of the headrace drives the wheel of the mill. " * 40  # 2.2 kB, 8 blocks
+NUM_ENGINES = 2
+NUM_ROUNDS = 3
+START_TIMEOUT_S = 30.0
+
+
+class Delays(msgspec.Struct, frozen=True, kw_only=True):
+    """In milliseconds."""
+
+    request_ms: Spread  # sent by the client until read by the engine
+    event_ms: Spread  # sent by the engine until read by the client
+
+
+class GatewayReport(msgspec.Struct, frozen=True, kw_only=True):
+    num_streams: int
+    events_per_s: float
+    cpu_us_per_event: float  # of the gateway's process, requests and answers included
+    direct: Delays
+    through: Delays
+
+
+class _Samples:
+    def __init__(self) -> None:
+        self.request_ms: list[float] = []
+        self.event_ms: list[float] = []
+
+    def delays(self) -> Delays:
+        return Delays(request_ms=Spread.of(self.request_ms), event_ms=Spread.of(self.event_ms))
+
+
+def measure_gateway(num_streams: int) -> GatewayReport:
+    """Streams begin evenly over the time that one of them takes; each is followed by another."""
+    direct, through = _Samples(), _Samples()
+    spent_s = 0.0
+    with _engines() as urls, tempfile.TemporaryDirectory() as folder:
+        flags = [word for url in urls for word in ("--engine", url)]
+        with serving(flags, Path(folder) / "gateway.log") as gateway:
+            for _ in range(NUM_ROUNDS):
+                asyncio.run(_load(urls, num_streams, direct))
+                before_s = cpu_s(gateway.pid)
+                asyncio.run(_load([gateway.url], num_streams, through))
+                spent_s += cpu_s(gateway.pid) - before_s
+    return GatewayReport(
+        num_streams=num_streams,
+        events_per_s=num_streams / PACE_S,
+        cpu_us_per_event=spent_s * 1e6 / len(through.event_ms),
+        direct=direct.delays(),
+        through=through.delays(),
+    )
+
+
+def cpu_s(pid: int) -> float:
+    """Time on a processor that a process has had."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@contextmanager
+def _engines() -> Iterator[list[str]]:
+    ports = [free_port() for _ in range(NUM_ENGINES)]
+    command = [sys.executable, "-m", "headrace.bench.pacer"]
+    processes = [subprocess.Popen([*command, str(port)]) for port in ports]
+    urls = [f"http://127.0.0.1:{port}" for port in ports]
+    try:
+        until_s = time.perf_counter() + START_TIMEOUT_S
+        while not all(is_ready(url) for url in urls):
+            if time.perf_counter() > until_s:
+                raise HeadraceError("the engines did not start")
+            time.sleep(0.05)
+        yield urls
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+async def _load(urls: Sequence[str], num_streams: int, samples: _Samples) -> None:
+    """Each of the streams twice, one after the other, so that for a while all are under way."""
+    each_s = NUM_EVENTS * PACE_S
+
+    async def client(number: int) -> None:
+        await asyncio.sleep(each_s * number / num_streams)
+        for _ in range(2):
+            await _read_stream(urls[number % len(urls)], number, samples)
+
+    async with asyncio.TaskGroup() as clients:
+        for number in range(num_streams):
+            clients.create_task(client(number))
+
+
+async def _read_stream(url: str, number: int, samples: _Samples) -> None:
+    body = msgspec.json.encode({"model": MODEL, "prompt": f"{number} {PROMPT}", "stream": True})
+    host, _, port = url.removeprefix("http://").partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: {host}\r\ncontent-length: {len(body)}\r\n\r\n"
+    sent_ns = time.monotonic_ns()
+    writer.write(head.encode() + body)
+    is_first = True
+    while (line := await reader.readline()) != b"data: [DONE]\n":
+        if not line:
+            raise HeadraceError("a stream broke off", url=url)
+        if line.startswith(b"data: "):
+            read_ns = time.monotonic_ns()
+            event_ns = int(line[line.index(b":", 6) + 1 : line.index(b",")])
+            if is_first:
+                samples.request_ms.append((event_ns - sent_ns) / 1e6)
+                is_first = False
+            else:
+                samples.event_ms.append((read_ns - event_ns) / 1e6)
+    writer.close()
