@@ -176,7 +176,7 @@ class _World:
             raise InvariantError("requests never ended", seq_ids=list(self._living)[:8])
         for worker in self._workers.values():
             worker.close()
-            self._note_use(worker)
+            self._note_use(worker, self._end_ns)
         return ClusterReport(
             trace_hash=self._digest.hexdigest(),
             num_events=self._num_events,
@@ -309,16 +309,16 @@ class _World:
         self._places[place] = None
         worker = self._workers.pop(worker_id)
         worker.is_dead = True
-        self._note_use(worker)
+        self._note_use(worker, self.runtime.now)
         self.network.lose(worker.kv_address)
         self.tell(WorkerDown(worker_id, "killed"))
 
-    def _note_use(self, worker: SimWorker) -> None:
+    def _note_use(self, worker: SimWorker, until_ns: Ns) -> None:
         self._uses.append(
             WorkerUse(
                 name=worker.name,
                 role=worker.pool.role,
-                up_ns=Ns(self.runtime.now - worker.began_ns),
+                up_ns=Ns(max(0, until_ns - worker.began_ns)),
                 busy_ns=Ns(worker.busy_ns),
                 stats=worker.stats(),
             )

@@ -1,13 +1,13 @@
-"""A worker set up as it once ran: recorded arrivals, recorded results, recorded step times."""
+"""What an event log tells a simulation: a worker as it once ran, or what its steps took."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from headrace.adapters.executors.sim import RecordedSteps, StepOutcome
 from headrace.core.base.events import Arrive, Cancel, StartStep, StepDone, StepFailed, Timer
-from headrace.core.base.plan import WorkerSpec
+from headrace.core.base.plan import StepPlan, WorkerSpec
 from headrace.core.base.types import Ns, StepId
 from headrace.core.config.schema import WorkerConfig
-from headrace.core.cost.model import CostModel
+from headrace.core.cost.model import CostModel, StepShape
 from headrace.core.engine.trace import Frame
 from headrace.sim.world import WorkerSetup
 
@@ -45,3 +45,18 @@ def recorded_setup(
         steps=RecordedSteps(outcomes),
         has_timers=False,  # they are among the inputs, at the times at which they rang
     )
+
+
+def step_samples(frames: Iterable[Frame]) -> Iterator[tuple[StepShape, Ns]]:
+    """Shape and duration of each step that ended well."""
+    plans: dict[StepId, StepPlan] = {}
+    for frame in frames:
+        match frame.event:
+            case StepDone(result):
+                if (plan := plans.pop(result.step_id, None)) is not None:
+                    yield StepShape.of(plan), result.elapsed_ns
+            case StepFailed(step_id):
+                plans.pop(step_id, None)
+        for effect in frame.effects:
+            if isinstance(effect, StartStep):
+                plans[effect.plan.step_id] = effect.plan

@@ -23,7 +23,7 @@ from headrace.core.base.errors import InvariantError
 from headrace.core.base.metrics import percentile
 from headrace.core.base.types import NS_PER_S, Ns
 from headrace.core.cost.least_squares import NormalEquations
-from headrace.core.cost.model import StepShape
+from headrace.core.cost.model import CostModel, StepShape
 
 # Tokens of a step between which its cost is linear; beyond the last knot the last slope goes on.
 KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -143,6 +143,22 @@ class FittedCostModel(msgspec.Struct, frozen=True, kw_only=True):
             online.add(shape, elapsed_ns)
         return online.fit(name)
 
+    @classmethod
+    def like(cls, other: CostModel, *, max_tokens: int = 8192) -> "FittedCostModel":
+        """What another model says of common steps: decode batches, chunks, and both together."""
+        samples: list[tuple[StepShape, Ns]] = []
+        contexts = (64, 1024, 4096, 16_384)
+        for num_prompt in (
+            0,
+            *(n for n in (16, 64, 256, 512, 1024, 2048, 4096, 8192) if n <= max_tokens),
+        ):
+            for num_seqs in (0, 1, 2, 4, 8, 16, 32, 64, 128, 256):
+                for context in contexts if num_seqs else contexts[:1]:
+                    if num_prompt + num_seqs:
+                        shape = _mixed(num_prompt, num_seqs, context)
+                        samples.append((shape, other.step_ns(shape)))
+        return cls.fit(samples, name="like another model")
+
     def with_link(self, name: str, link: Link) -> "FittedCostModel":
         return msgspec.structs.replace(self, links={**self.links, name: link})
 
@@ -219,6 +235,19 @@ class OnlineFit:
         coefficients = self._equations.solve(prior, SLOPES)
         model = FittedCostModel._from_coefficients(name, coefficients, self._prior.links)
         return msgspec.structs.replace(model, num_samples=self.num_samples)
+
+
+def _mixed(num_prompt: int, num_seqs: int, context: int) -> StepShape:
+    """A prompt from its beginning, beside sequences that decode."""
+    num_kv = num_seqs * context
+    has_prompt = int(num_prompt > 0)
+    return StepShape(
+        num_prompt + num_seqs,
+        num_seqs + has_prompt,
+        num_seqs + has_prompt,
+        num_kv + num_prompt * (num_prompt + 1) // 2,
+        num_kv + num_prompt,
+    )
 
 
 def _features(shape: StepShape) -> list[float]:

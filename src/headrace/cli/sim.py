@@ -1,0 +1,319 @@
+"""`headrace sim`: a cluster that does not exist, serving traffic that somebody describes."""
+
+import tomllib
+from dataclasses import asdict
+from pathlib import Path
+
+import msgspec
+from rich.table import Table
+
+from headrace.cli.output import print_json, print_table
+from headrace.cli.plan_answer import report_provenance, right_aligned
+from headrace.cli.plan_flags import DEFAULT_GPU, DEFAULT_MODEL, LayoutFlags, TargetFlags
+from headrace.cli.plan_target import check_range, engine_and_cost
+from headrace.cli.sim_flags import SimFlags
+from headrace.core.base.errors import ConfigError
+from headrace.core.base.request import Slo
+from headrace.core.config.schema import RouterConfig
+from headrace.core.cost.fitted import FittedCostModel, Link
+from headrace.core.cost.model import StepShape
+from headrace.core.workload.arrivals import Arrivals
+from headrace.core.workload.profiles import WorkloadProfile, profile_named
+from headrace.core.workload.replay import TraceSource
+from headrace.core.workload.source import Source
+from headrace.core.workload.synthetic import Synthetic, SyntheticSource
+from headrace.core.workload.traces import TraceRequest, parse_trace, spread
+from headrace.live.event_log import EventLogReader
+from headrace.plan.engines import Provenance
+from headrace.sim.cluster import simulate_cluster
+from headrace.sim.recorded import step_samples
+from headrace.sim.setup import VOCAB, Device, Faults, Layout, build_cluster
+from headrace.sim.summary import Quantiles, Summary, Tally
+
+
+class SimAsked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is simulated, complete. Fields are those of SimFlags; a TOML file has the same keys."""
+
+    workload: str = "chat"
+    trace: str = ""
+    speed: float = 1.0
+    requests: int | None = None
+    load: float | None = None
+    burstiness: float = 1.0
+    rates: tuple[tuple[float, float], ...] = ()  # (second, requests per second): a ramp
+    prompt: int | None = None
+    output: int | None = None
+    warm_up_s: float = 0.0
+    seed: int = 0
+    mixed: int | None = None
+    prefill: int = 0
+    decode: int = 0
+    model: str = DEFAULT_MODEL
+    gpu: str = DEFAULT_GPU
+    weights: str = "bf16"
+    kv_dtype: str | None = None
+    engine: str = "vllm"
+    tp: int = 1
+    presets: str | None = None
+    steps: str = ""
+    step_tokens: int = 2048
+    block_size: int = 16
+    policy: str = "kv"
+    handoff: str = "auto"
+    kv_link_gb_s: float = 50.0
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    itl_ms: float | None = None
+    e2e_ms: float | None = None
+    mean_life_s: float = 0.0
+    start_up_s: float = 30.0
+
+    @classmethod
+    def of(cls, flags: SimFlags, file: str | None) -> "SimAsked":
+        """Flags before the file, the file before defaults. Raises ConfigError."""
+        given = {name: value for name, value in asdict(flags).items() if value is not None}
+        try:
+            told = tomllib.loads(Path(file).expanduser().read_text("utf-8")) if file else {}
+            return msgspec.convert({**told, **given}, cls)
+        except (OSError, ValueError) as error:
+            where = f" in {file}" if file else ""
+            raise ConfigError(f"cannot simulate what is said{where}: {error}") from error
+
+    def check(self) -> None:
+        """Raises ConfigError for numbers out of range."""
+        check_range("--requests", 1 if self.requests is None else self.requests, 1, 1e8)
+        check_range("--load", 1.0 if self.load is None else self.load, 1e-6, 1e7)
+        check_range("--speed", self.speed, 1e-6, 1e6)
+        check_range("--burstiness", self.burstiness, 0.0, 1e4)
+        check_range("--step-tokens", self.step_tokens, 16, 1 << 20)
+        check_range("--block-size", self.block_size, 1, 4096)
+        check_range("--kv-link-gb-s", self.kv_link_gb_s, 1e-6, 1e6)
+        for name in ("mixed", "prefill", "decode"):
+            check_range(f"--{name}", getattr(self, name) or 0, 0, 4096)
+        for name in ("warm_up_s", "mean_life_s", "start_up_s"):
+            check_range(f"--{name.replace('_', '-')}", getattr(self, name), 0.0, 1e9)
+        for name, known in (
+            (
+                "policy",
+                (
+                    "kv",
+                    "prefix",
+                    "session",
+                    "least_loaded",
+                    "power_of_two",
+                    "round_robin",
+                    "random",
+                ),
+            ),
+            ("handoff", ("auto", "always", "never")),
+        ):
+            if getattr(self, name) not in known:
+                raise ConfigError(
+                    f"--{name} is {getattr(self, name)!r}", hint="known: " + ", ".join(known)
+                )
+
+
+def sim(flags: SimFlags, file: str | None, *, as_json: bool) -> int:
+    asked = SimAsked.of(flags, file)
+    asked.check()
+    device, provenance = device_of(asked)
+    profile = profile_of(asked)
+    slo = limits(asked, profile)
+    num_mixed = asked.mixed if asked.mixed is not None else 0 if asked.prefill + asked.decode else 4
+    layout = Layout(
+        mixed=num_mixed,
+        prefill=asked.prefill,
+        decode=asked.decode,
+        step_tokens=asked.step_tokens,
+    )
+    cluster = build_cluster(
+        device,
+        layout,
+        source_of(asked, profile, slo, device, layout),
+        router=RouterConfig(policy=asked.policy, seed=asked.seed),
+        handoff=asked.handoff,
+        slo=slo,
+        link=Link(latency_ns=10_000.0, byte_ns=1.0 / asked.kv_link_gb_s),
+        faults=Faults(mean_life_s=asked.mean_life_s, start_up_s=asked.start_up_s),
+        seed=asked.seed,
+    )
+    tally = Tally(asked.warm_up_s)
+    summary = tally.summary(simulate_cluster(cluster, on_record=tally.add))
+    if as_json:
+        figures = {
+            **msgspec.to_builtins(summary),
+            "asked": msgspec.to_builtins(asked),
+            "slo": msgspec.to_builtins(slo),
+            "provenance": msgspec.to_builtins(provenance),
+        }
+        print_json(figures)
+        return 0
+    for table in tables(summary, slo):
+        print_table(table)
+    report_provenance(provenance)
+    return 0
+
+
+# ---- what is asked for
+
+
+def device_of(asked: SimAsked) -> tuple[Device, Provenance]:
+    if asked.steps:
+        return recorded_device(asked.steps)
+    target = TargetFlags(
+        model=asked.model,
+        gpu=asked.gpu,
+        weights=asked.weights,
+        kv_dtype=asked.kv_dtype,
+        engine=asked.engine,
+        presets=asked.presets,
+    )
+    engine, cost = engine_and_cost(target, LayoutFlags(tp=asked.tp))
+    device = Device.of_data_sheet(cost, block_size=asked.block_size)
+    return device, engine.provenance(cost, concurrency=1, context_tokens=1)
+
+
+def recorded_device(log: str) -> tuple[Device, Provenance]:
+    """The steps of a recorded engine, and its memory."""
+    with EventLogReader(Path(log).expanduser()) as reader:
+        spec = reader.header.spec
+        samples = list(step_samples(reader))
+    if not samples:
+        raise ConfigError(f"{log} has no step that ended")
+    cost = FittedCostModel.fit(samples, name=f"fitted to {len(samples)} recorded steps")
+    error = cost.residuals(samples)
+    device = Device(
+        cost=cost,
+        believed=cost,
+        num_blocks=spec.num_blocks,
+        block_size=spec.block_size,
+        kv_block_bytes=0,
+        max_model_len=spec.max_model_len,
+    )
+    source = f"{len(samples)} steps of {log}, relative error {error.mean:.1%}, p90 {error.p90:.1%}"
+    return device, Provenance(kind="fitted", sources=(source,))
+
+
+def profile_of(asked: SimAsked) -> WorkloadProfile:
+    profile = profile_named(asked.workload)
+    lengths = {"prompt_tokens": asked.prompt, "output_tokens": asked.output}
+    stated = {name: value for name, value in lengths.items() if value is not None}
+    for name, value in stated.items():
+        check_range(f"--{name.partition('_')[0]}", value, 1, 1 << 24)
+    return msgspec.structs.replace(profile, **stated)
+
+
+def limits(asked: SimAsked, profile: WorkloadProfile) -> Slo:
+    names = ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms")
+    stated = {name: limit for name in names if (limit := getattr(asked, name)) is not None}
+    for name, limit in stated.items():
+        check_range(f"--{name.replace('_', '-')}", limit, 1e-3, 1e9)
+    return msgspec.structs.replace(profile.slo, **stated)
+
+
+def source_of(
+    asked: SimAsked, profile: WorkloadProfile, slo: Slo, device: Device, layout: Layout
+) -> Source:
+    if asked.trace:
+        requests = spread(read_trace(asked.trace), asked.seed)[: asked.requests]
+        return TraceSource(requests, slo=slo, speed=asked.speed, vocab_size=VOCAB, seed=asked.seed)
+    rates = asked.rates
+    if not rates:
+        load = asked.load or half_of_capacity(profile, device, layout)
+        rates = ((0.0, load),)
+    return SyntheticSource(
+        Synthetic(
+            profile=msgspec.structs.replace(profile, slo=slo),
+            arrivals=Arrivals(rates=rates, burstiness=asked.burstiness),
+            num_requests=asked.requests or 1000,
+            max_tokens=device.max_model_len,
+            vocab_size=VOCAB,
+            seed=asked.seed,
+        )
+    )
+
+
+def half_of_capacity(profile: WorkloadProfile, device: Device, layout: Layout) -> float:
+    """By the time that a request's prompt and its part of decode steps of 32 take."""
+    num_new = max(1, round(profile.prompt_tokens * (1.0 - profile.shared_share)))
+    context = round(profile.prompt_tokens + profile.output_tokens / 2)
+    prefill_ns = device.cost.step_ns(StepShape(num_new, 1, 1, num_new * context, context))
+    decode_ns = device.cost.step_ns(StepShape(32, 32, 32, 32 * context, 32 * context))
+    per_request_ns = prefill_ns + decode_ns / 32 * profile.output_tokens
+    return layout.num_workers / per_request_ns * 1e9 / 2
+
+
+def read_trace(file: str) -> list[TraceRequest]:
+    """Raises ConfigError for what cannot be read, or is no trace."""
+    try:
+        with Path(file).expanduser().open(encoding="utf-8") as lines:
+            return parse_trace(lines)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise ConfigError(f"cannot read the trace {file}: {reason}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"the trace {file} is not UTF-8 text") from error
+
+
+# ---- what comes of it
+
+
+def tables(found: Summary, slo: Slo) -> list[Table]:
+    stated = {"TTFT": slo.ttft_ms, "TPOT": slo.tpot_ms, "ITL": slo.itl_ms, "E2E": slo.e2e_ms}
+    words = [f"{name} {ms:g} ms" for name, ms in stated.items() if ms is not None]
+    head = right_aligned(
+        f"{found.num_requests} requests, limits: {', '.join(words) or 'none'}", "", ""
+    )
+    for name, value in (
+        ("load", f"{found.load_per_s:.2f} requests/s"),
+        ("goodput", f"{found.goodput_per_s:.2f} requests/s"),
+        (
+            "attainment",
+            f"{found.attainment:.1%} ({found.attainment_low:.1%} to {found.attainment_high:.1%})",
+        ),
+        ("refused", str(found.num_rejected)),
+        ("output", f"{found.output_tokens_per_s:,.0f} tokens/s"),
+        ("prompt tokens found in caches", f"{found.hit_rate:.1%}"),
+        ("handed over, migrated", f"{found.num_handoffs}, {found.num_migrations}"),
+        ("trace", found.trace_hash[:16]),
+    ):
+        head.add_row(name, value)
+    misses = [miss_table(found)] if found.num_misses_by_metric_and_cause else []
+    return [head, latency_table(found), *misses, role_table(found)]
+
+
+def latency_table(found: Summary) -> Table:
+    table = right_aligned("latencies, ms", "", "mean", "p50", "p90", "p99")
+    rows: dict[str, Quantiles] = {
+        "TTFT": found.ttft_ms,
+        "TPOT": found.tpot_ms,
+        "longest ITL": found.worst_itl_ms,
+        "E2E": found.e2e_ms,
+    }
+    for name, row in rows.items():
+        values = msgspec.structs.astuple(row)
+        table.add_row(name, *("" if value is None else f"{value:,.1f}" for value in values))
+    return table
+
+
+def miss_table(found: Summary) -> Table:
+    table = right_aligned("why limits were missed", "limit", "cause", "requests", num_left=2)
+    for metric, causes in found.num_misses_by_metric_and_cause.items():
+        for cause, count in causes.items():
+            table.add_row(metric.upper(), cause.replace("_", " "), str(count))
+    return table
+
+
+def role_table(found: Summary) -> Table:
+    columns = ("workers", "busy", "steps/s", "tokens/step", "preempted")
+    table = right_aligned("workers", "role", *columns)
+    for use in found.roles:
+        table.add_row(
+            use.role,
+            str(use.num_workers),
+            f"{use.utilisation:.1%}",
+            f"{use.steps_per_s:.1f}",
+            f"{use.tokens_per_step:.1f}",
+            str(use.num_preemptions),
+        )
+    return table

@@ -1,0 +1,154 @@
+"""A cluster that somebody describes in a few figures: which workers, which limits, which faults.
+
+Decides what stands for a device in a simulation; refuses to know what requests are.
+"""
+
+from dataclasses import replace
+
+import msgspec
+
+from headrace.core.base.errors import ConfigError
+from headrace.core.base.plan import WorkerSpec
+from headrace.core.base.request import Slo
+from headrace.core.base.worker import Role
+from headrace.core.config.schema import ClusterConfig, RouterConfig, SchedulerConfig, WorkerConfig
+from headrace.core.cost.datasheet import DataSheetCostModel
+from headrace.core.cost.fitted import FittedCostModel, Link
+from headrace.core.cost.model import CostModel
+from headrace.core.workload.source import Source
+from headrace.plan.steps import kv_room_bytes
+from headrace.sim.cluster import NO_LIMITS, Cluster, random_deaths
+from headrace.sim.cluster_worker import Pool
+
+VOCAB = 1 << 15
+FAULTS_UNTIL_S = 86_400.0  # workers die up to this time
+
+
+class Device(msgspec.Struct, frozen=True, kw_only=True):
+    """What one worker is, whatever its role."""
+
+    cost: CostModel
+    believed: FittedCostModel
+    num_blocks: int
+    block_size: int
+    kv_block_bytes: int  # on the wire
+    max_model_len: int
+
+    @classmethod
+    def of_data_sheet(
+        cls, cost: DataSheetCostModel, *, block_size: int = 16, max_model_len: int = 1 << 17
+    ) -> "Device":
+        """KV takes what weights and activations leave. Raises ConfigError where that is nothing."""
+        per_block = cost.kv_bytes_per_gpu(block_size)
+        num_blocks = int(kv_room_bytes(cost) // per_block)
+        if num_blocks < 1:
+            raise ConfigError(
+                f"{cost.model.name} leaves no room for KV: {cost.accelerator.name}, {cost.layout}",
+                hint="`headrace plan parallel` lists the layouts that fit",
+            )
+        layout = cost.layout
+        return cls(
+            cost=cost,
+            believed=FittedCostModel.like(cost),
+            num_blocks=num_blocks,
+            block_size=block_size,
+            kv_block_bytes=round(per_block * layout.tp * layout.pp),
+            max_model_len=min(max_model_len, num_blocks * block_size),
+        )
+
+    def pool(self, num_workers: int, role: Role, scheduler: SchedulerConfig) -> Pool:
+        return Pool(
+            num_workers=num_workers,
+            role=role,
+            config=WorkerConfig(scheduler=scheduler),
+            spec=WorkerSpec(
+                model_digest="00" * 32,
+                kv_dtype="bf16",
+                block_size=self.block_size,
+                num_blocks=self.num_blocks,
+                max_model_len=self.max_model_len,
+                vocab_size=VOCAB,
+            ),
+            cost=self.cost,
+            believed=self.believed,
+            kv_block_bytes=self.kv_block_bytes,
+        )
+
+
+class Layout(msgspec.Struct, frozen=True, kw_only=True):
+    """How many workers of each role, and how they schedule."""
+
+    mixed: int = 0
+    prefill: int = 0
+    decode: int = 0
+    step_tokens: int = 512
+    prefill_step_tokens: int = 0  # of prefill workers; 0 = the same
+    budget: str = "itl"
+
+    @property
+    def num_workers(self) -> int:
+        return self.mixed + self.prefill + self.decode
+
+    def pools(self, device: Device, slo: Slo) -> tuple[Pool, ...]:
+        """Raises ConfigError where nobody would decode."""
+        if min(self.mixed, self.prefill, self.decode) < 0 or not self.mixed + self.decode:
+            raise ConfigError(
+                "there must be workers that decode", hint="say --mixed N, or --prefill and --decode"
+            )
+        scheduler = SchedulerConfig(step_tokens=self.step_tokens, budget=self.budget)
+        limit_ms = slo.itl_ms or slo.tpot_ms
+        if limit_ms is not None:
+            scheduler = replace(scheduler, itl_target_ms=limit_ms)
+        num_alone = self.prefill_step_tokens or self.step_tokens
+        alone = replace(scheduler, step_tokens=num_alone, budget="fixed")
+        parts = (
+            (self.mixed, Role.MIXED, scheduler),
+            (self.prefill, Role.PREFILL, alone),
+            (self.decode, Role.DECODE, scheduler),
+        )
+        return tuple(device.pool(number, role, how) for number, role, how in parts if number)
+
+
+class Faults(msgspec.Struct, frozen=True, kw_only=True):
+    """Workers die after `mean_life_s` on average (0 = never), and are back after `start_up_s`."""
+
+    mean_life_s: float = 0.0
+    start_up_s: float = 30.0
+
+
+def build_cluster(
+    device: Device,
+    layout: Layout,
+    source: Source,
+    *,
+    router: RouterConfig | None = None,
+    handoff: str = "auto",
+    slo: Slo = NO_LIMITS,
+    link: Link | None = None,
+    faults: Faults | None = None,
+    message_ms: float = 0.2,
+    seed: int = 0,
+) -> Cluster:
+    """`slo` holds for requests that state no limits; `link` is each worker's, for KV."""
+    faults = faults or Faults()
+    cluster = Cluster(
+        pools=layout.pools(device, slo),
+        source=source,
+        router=router or RouterConfig(),
+        front=ClusterConfig(handoff=handoff),
+        default_slo=slo,
+        message_ms=message_ms,
+        seed=seed,
+    )
+    if link is not None:
+        cluster = replace(cluster, link=link)
+    if faults.mean_life_s > 0.0:
+        deaths = random_deaths(
+            layout.num_workers,
+            mean_life_s=faults.mean_life_s,
+            start_up_s=faults.start_up_s,
+            until_s=FAULTS_UNTIL_S,
+            seed=seed,
+        )
+        cluster = replace(cluster, deaths=deaths)
+    return cluster

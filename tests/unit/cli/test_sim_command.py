@@ -1,0 +1,79 @@
+"""`headrace sim` says what was asked and what came of it, and refuses what cannot be."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.cli.sim import SimAsked, sim
+from headrace.cli.sim_flags import SimFlags
+from headrace.core.base.errors import ConfigError
+
+TRACE = Path(__file__).parents[2] / "support" / "traces" / "mooncake_head.jsonl"
+
+
+def run(capsys: pytest.CaptureFixture[str], file: str | None = None, **flags: Any) -> Any:
+    assert sim(SimFlags(**flags), file, as_json=True) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_figures_of_a_workload(capsys: pytest.CaptureFixture[str]) -> None:
+    found = run(capsys, requests=12, mixed=2, workload="rag", output=20, load=4.0)
+    assert found["num_requests"] == 12
+    assert found["goodput_per_s"] == pytest.approx(found["num_good"] / found["span_s"])
+    assert 0.0 <= found["attainment_low"] <= found["attainment"] <= found["attainment_high"] <= 1.0
+    assert found["ttft_ms"]["p50"] <= found["ttft_ms"]["p99"]
+    assert [role["role"] for role in found["roles"]] == ["mixed"]
+    assert found["asked"]["engine"] == "vllm"
+    assert found["provenance"]["sources"]
+    again = run(capsys, requests=12, mixed=2, workload="rag", output=20, load=4.0)
+    assert again == found
+    assert run(capsys, requests=12, mixed=2, workload="rag", output=20, load=4.0, seed=1) != found
+
+
+def test_a_trace_on_split_workers_by_a_file(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "split.toml"
+    file.write_text('prefill = 1\ndecode = 1\nhandoff = "always"\nmixed = 0\nrequests = 6\n')
+    found = run(capsys, str(file), trace=str(TRACE), requests=5, output=3, block_size=64)
+    assert found["num_requests"] == found["num_handoffs"] == 5
+    assert {role["role"] for role in found["roles"]} == {"prefill", "decode"}
+    assert found["hit_rate"] > 0.0  # the first block of all prompts
+
+
+def test_limits_are_missed_for_a_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    asked: dict[str, Any] = {"requests": 12, "mixed": 1, "workload": "rag", "output": 4}
+    found = run(capsys, **asked, load=1000.0, ttft_ms=100.0)
+    assert found["attainment"] < 1.0
+    assert sum(found["num_misses_by_metric_and_cause"]["ttft"].values()) > 0
+    assert sim(SimFlags(**asked, load=1000.0, ttft_ms=100.0), None, as_json=False) == 0
+    assert "why limits were missed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "match"),
+    [
+        ({"workload": "poetry"}, "poetry"),
+        ({"requests": 0}, "--requests"),
+        ({"load": -1.0}, "--load"),
+        ({"policy": "best"}, "known: kv"),
+        ({"trace": "nowhere.jsonl"}, "cannot read"),
+        ({"prefill": 2}, "workers that decode"),
+        ({"model": "meta-llama-3.1-70b"}, "no room for KV"),
+    ],
+)
+def test_what_cannot_be(flags: dict[str, Any], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        sim(SimFlags(**flags), None, as_json=True)
+
+
+def test_a_file_has_the_names_of_flags(tmp_path: Path) -> None:
+    file = tmp_path / "asked.toml"
+    file.write_text("load = 3.0\nrates = [[0, 1], [60, 5]]\n")
+    asked = SimAsked.of(SimFlags(load=4.0), str(file))
+    assert (asked.load, asked.rates) == (4.0, ((0.0, 1.0), (60.0, 5.0)))
+    file.write_text("lode = 3.0\n")
+    with pytest.raises(ConfigError, match="lode"):
+        SimAsked.of(SimFlags(), str(file))
