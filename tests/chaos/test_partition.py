@@ -1,0 +1,158 @@
+"""A worker on a machine of its own, as far as its network goes: a namespace, which is cut off.
+
+Needs root and `ip`; the addresses exist only inside.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from chaos.test_workers import requests, tiny_config, undisturbed
+
+pytest.importorskip("headrace.ops.native._native")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(180),
+    pytest.mark.skipif(
+        shutil.which("ip") is None or os.geteuid() != 0, reason="needs root and ip(8)"
+    ),
+]
+
+FRONT, BOX = "10.77.0.1", "10.77.0.2"
+SECRET = "sixteen letters!"
+PORT = 7000
+
+WORKER = """
+import sys
+from headrace.cluster.remote import serve_front
+from headrace.core.base.worker import Role
+serve_front(sys.argv[1], 7000, b"sixteen letters!", role=Role.MIXED, name=sys.argv[2])
+"""
+
+# The front end, in its namespace: asks all the time, and is cut off from one worker for a while.
+FRONT_END = """
+import json, sys, time
+from dataclasses import replace
+from pathlib import Path
+from chaos.test_workers import answers, requests, tiny_config
+from headrace.cluster.boot import boot_cluster
+from headrace.core.config.schema import ClusterConfig
+
+folder, host = Path(sys.argv[1]), sys.argv[2]
+secret = folder / "secret"
+secret.write_text("sixteen letters!")
+cluster = ClusterConfig(
+    workers=0, listen=f"{host}:7000", secret_file=str(secret), silence_timeout_s=2.0
+)
+booted = boot_cluster(replace(tiny_config(folder), cluster=cluster))
+
+def names():
+    return sorted(worker.name for worker in booted.engine.workers() if worker.is_ready)
+
+def say(**facts):
+    print(json.dumps(facts), flush=True)
+
+deadline = time.monotonic() + 60
+while len(names()) < 2 and time.monotonic() < deadline:
+    time.sleep(0.05)
+say(names=names())
+asked = requests(6)
+while (word := sys.stdin.readline().strip()) != "end":
+    until = time.monotonic() + float(word)
+    rounds, slowest_s = 0, 0.0
+    outputs = None
+    while time.monotonic() < until:
+        began = time.monotonic()
+        outputs = [[text, str(reason)] for text, _, reason in answers(booted.text_engine, asked)]
+        slowest_s = max(slowest_s, time.monotonic() - began)
+        rounds += 1
+    booted.engine.check()
+    say(names=names(), rounds=rounds, slowest_s=slowest_s, outputs=outputs,
+        migrations=booted.engine.stats().num_migrations)
+booted.close()
+"""
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True)
+
+
+@contextmanager
+def two_machines() -> Iterator[tuple[str, str]]:
+    """Two namespaces and a cable between them; the second one's end is called `box`."""
+    front, box = f"hr-front-{os.getpid()}", f"hr-box-{os.getpid()}"
+    with ExitStack() as stack:
+        for name in (front, box):
+            ip("netns", "add", name)
+            stack.callback(ip, "netns", "delete", name)
+            ip("-n", name, "link", "set", "lo", "up")
+        ip("link", "add", "front", "netns", front, "type", "veth", "peer", "box", "netns", box)
+        for name, link, address in ((front, "front", FRONT), (box, "box", BOX)):
+            ip("-n", name, "address", "add", f"{address}/24", "dev", link)
+            ip("-n", name, "link", "set", link, "up")
+        yield front, box
+
+
+def run_in(namespace: str, *words: str, **options: object) -> "subprocess.Popen[str]":
+    command = ["ip", "netns", "exec", namespace, sys.executable, *words]
+    paths = os.pathsep.join(str(Path(__file__).parents[2] / part) for part in ("src", "tests"))
+    return subprocess.Popen(  # type: ignore[call-overload, no-any-return]
+        command, text=True, env={**os.environ, "PYTHONPATH": paths}, **options
+    )
+
+
+def test_a_partition_of_ten_seconds_costs_no_answer(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path)
+    wanted = [[text, str(reason)] for text, _, reason in undisturbed(config, requests(6))]
+    with two_machines() as (front, box), ExitStack() as stack:
+
+        def start(namespace: str, *words: str, **options: object) -> "subprocess.Popen[str]":
+            process = stack.enter_context(run_in(namespace, *words, **options))
+            stack.callback(process.kill)
+            return process
+
+        start(front, "-c", WORKER, FRONT, "near")
+        start(box, "-c", WORKER, FRONT, "far")
+        end = start(
+            front, "-c", FRONT_END, str(tmp_path), FRONT,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+        assert end.stdin is not None
+        assert end.stdout is not None
+
+        def hear() -> dict[str, object]:
+            assert end.stdout is not None
+            facts = json.loads(end.stdout.readline())
+            assert isinstance(facts, dict)
+            return facts
+
+        def ask(seconds: float) -> None:
+            assert end.stdin is not None
+            end.stdin.write(f"{seconds}\n")
+            end.stdin.flush()
+
+        assert len(str(hear()["names"]).split(",")) == 2
+        ask(12)
+        time.sleep(1)
+        ip("-n", box, "link", "set", "box", "down")
+        facts = hear()
+        assert facts["outputs"] == wanted
+        assert [str(name)[:4] for name in facts["names"]] == ["near"]  # type: ignore[attr-defined]
+        assert float(str(facts["slowest_s"])) < 8.0
+        assert int(str(facts["migrations"])) > 0
+        ip("-n", box, "link", "set", "box", "up")
+        ask(25)  # it notices within fifteen seconds that it is not heard, and comes again
+        facts = hear()
+        assert facts["outputs"] == wanted
+        assert len(facts["names"]) == 2  # type: ignore[arg-type]
+        end.stdin.write("end\n")
+        end.stdin.flush()
+        assert end.wait(30) == 0
