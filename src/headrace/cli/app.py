@@ -13,7 +13,6 @@ from headrace.cli.output import HELP_WIDTH, console
 from headrace.cli.plan_app import plan
 from headrace.cli.sampling import SamplingFlags
 from headrace.cli.sim_app import sim
-from headrace.cli.sim_app import sim
 from headrace.core.base.errors import RequestError
 
 Json = Annotated[
@@ -38,7 +37,6 @@ explain = App(name="explain", help="Say why things are as they are.")
 app.command(explain)
 app.command(bench)
 app.command(plan)
-app.command(sim)
 app.command(sim)
 
 
