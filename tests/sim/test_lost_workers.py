@@ -185,3 +185,28 @@ def test_a_request_that_has_lost_too_many_workers_ends_with_an_error() -> None:
     assert end.reason is FinishReason.ERROR
     assert end.error == "worker w1 was lost: killed (the request has lost 2 workers)"
     assert end.num_output_tokens == len(world.outputs[spec.seq_id])
+
+
+def test_a_choice_that_is_cancelled_between_two_workers_does_not_go_on() -> None:
+    """One of two choices has its first token, and waits for the other one to be handed on with."""
+    prompt = tuple(range(40))
+    seqs = tuple(
+        SeqSpec(
+            seq_id=SeqId(choice),
+            request_id="r",
+            prompt_tokens=prompt,
+            params=SamplingParams(max_tokens=30, choice=choice),
+        )
+        for choice in range(2)
+    )
+    for seed in range(20):
+        world = ClusterWorld(seed, roles=SPLIT)
+        world.submit(seqs)
+        while not world.outputs.get(SeqId(0)):
+            world.advance()
+        world.cancel(SeqId(0))
+        world.run()
+        ends = [world.ends[SeqId(choice)] for choice in range(2)]
+        assert [end.reason for end in ends if isinstance(end, Finish)] == ["cancelled", "length"]
+        assert len(world.outputs[SeqId(0)]) < 30
+        assert all(worker.core.stats().num_lent_blocks == 0 for worker in world.workers)

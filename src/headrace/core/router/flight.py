@@ -108,9 +108,9 @@ class Flight:
         return word
 
     def cancel(self, seq_id: SeqId, reason: FinishReason) -> Finish | None:
-        """Its end at once where no worker has it; else the worker is to be told."""
+        """Its end at once where no worker computes it; else the worker is to be told."""
         part = self._parts[seq_id]
-        if self.worker_id is None:
+        if self.worker_id is None or part.is_prefilled:
             del self._parts[seq_id]
             return self._finish(part, reason)
         part.ending = part.ending or reason

@@ -194,6 +194,7 @@ class FrontCore:
         end = flight.cancel(seq_id, reason)
         if end is not None:
             self._say(flight, [end], effects)
+            self._hand_off_if_ready(flight, effects)
         elif flight.worker_id is not None:
             effects.append(Forward(flight.worker_id, Cancel(seq_id, reason)))
 
@@ -211,11 +212,10 @@ class FrontCore:
         if flight is None or flight.worker_id != worker_id:
             return
         before = flight.num_output_tokens
-        if isinstance(word, Admitted):
+        if isinstance(word, Admitted) and not flight.is_prefilling:
             self._end_lease(flight, word.seq_id, effects)
         said = flight.hear(word)
-        if flight.is_prefilled and not flight.is_over:
-            self._hand_off(flight, effects)
+        self._hand_off_if_ready(flight, effects)
         if said is None:
             return
         if isinstance(said, Emit):
@@ -277,15 +277,17 @@ class FrontCore:
     def _quote_ns(self, request: RouteRequest, **changes: object) -> float | None:
         return self._router.quote_ns(self._now, msgspec.structs.replace(request, **changes))
 
-    def _hand_off(self, flight: Flight, effects: list[FrontEffect]) -> None:
-        flight.leave_prefill()
-        self.num_handoffs += 1
-        self._send(flight, effects)
+    def _hand_off_if_ready(self, flight: Flight, effects: list[FrontEffect]) -> None:
+        if flight.is_prefilled and not flight.is_over:
+            flight.leave_prefill()
+            self.num_handoffs += 1
+            self._send(flight, effects)
 
     def _end_lease(self, flight: Flight, seq_id: SeqId, effects: list[FrontEffect]) -> None:
-        """It has its blocks where it is now."""
-        if flight.lender is not None and flight.lender in self._workers:
-            effects.append(Forward(flight.lender, EndLease(seq_id)))
+        """Nobody needs what a prefill worker holds for it any more."""
+        lender = flight.worker_id if flight.is_prefilling else flight.lender
+        if lender in self._workers:
+            effects.append(Forward(lender, EndLease(seq_id)))
 
     # ---- routing
 
@@ -357,5 +359,6 @@ class FrontCore:
         for word in words:
             if isinstance(word, Finish | Reject):
                 del self._flight_of[word.seq_id]
+                self._end_lease(flight, word.seq_id, effects)
         if flight.is_over and self._flights.pop(flight.request_id, None) is not None:
             self._route(RouteDone(flight.request_id), effects)
