@@ -16,7 +16,7 @@ from headrace.cluster.fleet import Fleet, Slot
 from headrace.cluster.process import WorkerProcess
 from headrace.cluster.switchboard import Speaker, Switchboard
 from headrace.core.base.errors import ConfigError, TransferError
-from headrace.core.base.types import Ns, SeqId, WorkerId
+from headrace.core.base.types import Ns, WorkerId
 from headrace.core.router.events import (
     WorkerDown,
     WorkerKv,
@@ -30,6 +30,7 @@ from headrace.core.telemetry import RequestRecord
 _log = logging.getLogger(__name__)
 
 Progress = Callable[[str, int, int], None]
+OnRecord = Callable[[RequestRecord], None]
 
 EXIT_TIMEOUT_S: Final = 10.0  # for workers to end by themselves
 LAST_BREATH_S: Final = 1.0  # from the end of what a process says to its own
@@ -59,8 +60,7 @@ class Crew:
         self._dying: list[WorkerProcess] = []  # that were killed
         self._audits: dict[int, Audit] = {}
         self._num_audits = 0
-        self._keeps_records = False  # whether somebody takes them
-        self._records: dict[SeqId, RequestRecord] = {}
+        self.on_record: OnRecord = lambda record: None
 
     @property
     def is_hopeless(self) -> bool:
@@ -70,15 +70,6 @@ class Crew:
     def faults(self) -> str:
         """Why each worker was lost, last."""
         return "; ".join(f"{slot.name}: {slot.fault}" for slot in self.fleet if slot.fault)
-
-    def take_records(self) -> Callable[[SeqId], RequestRecord | None]:
-        """Gives a worker's own record of a sequence while its end is told."""
-        self._keeps_records = True
-
-        def take(seq_id: SeqId) -> RequestRecord | None:
-            return self._records.pop(seq_id, None)
-
-        return take
 
     # ---- the loop
 
@@ -194,15 +185,14 @@ class Crew:
                 self._handle(WorkerKvSnapshot(slot.worker_id, kv_no, names))
 
     def _hear_turn(self, worker_id: WorkerId, turn: wire.Turn) -> None:
-        if self._keeps_records:
-            self._records = {record.seq_id: record for record in turn.records}
+        for record in turn.records:
+            self.on_record(record)
         if turn.kv:
             self._handle(WorkerKv(worker_id, turn.kv_no, turn.kv))
         if turn.load is not None:
             self._handle(WorkerStats(worker_id, turn.load, turn.num_received))
         if turn.words:
             self._handle(WorkerSaid(worker_id, turn.words))
-        self._records.clear()  # nobody asks for those of sequences that ended here before
 
     def _welcome(self, slot: Slot, ready: wire.Ready) -> None:
         other = next((one.ready for one in self.fleet if one.is_ready), None)

@@ -149,7 +149,9 @@ class ClusterEngine:
 
     def telemetry(self, default_slo: Slo) -> ClusterTelemetry:
         """As Engine.telemetry, for one reader at most."""
-        return ClusterTelemetry(default_slo, self._crew.take_records())
+        telemetry = ClusterTelemetry(default_slo)
+        self._crew.on_record = telemetry.tell
+        return telemetry
 
     def observe(self, callback: Observer) -> None:
         """Call `callback(now, event, effects)` on the engine thread for each event, when all sinks

@@ -141,8 +141,7 @@ class _World:
         self._core = FrontCore(self._router, cluster.front)
         self._records: list[RequestRecord] = []
         self._on_record = on_record or self._records.append
-        self._told: dict[SeqId, RequestRecord] = {}  # by workers, of those that end with this event
-        self._telemetry = ClusterTelemetry(cluster.default_slo, self._take_told)
+        self._telemetry = ClusterTelemetry(cluster.default_slo)
         self._observe, self._observe_plan = observe, observe_plan
         self._digest = hashlib.sha256()
         self._num_events = self._num_rejected = 0
@@ -268,10 +267,8 @@ class _World:
         self.runtime.call_later(self._message_ns, call)
 
     def keep(self, records: Sequence[RequestRecord]) -> None:
-        self._told = {record.seq_id: record for record in records}
-
-    def _take_told(self, seq_id: SeqId) -> RequestRecord | None:
-        return self._told.pop(seq_id, None)
+        for record in records:
+            self._telemetry.tell(record)
 
     def _ring(self, timer: Timer) -> None:
         if not self.is_over:

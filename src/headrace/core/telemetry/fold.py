@@ -54,6 +54,10 @@ class Telemetry:
     def num_live(self) -> int:
         return len(self._lives)
 
+    def knows(self, seq_id: SeqId) -> bool:
+        """Whether the sequence has arrived and not ended."""
+        return seq_id in self._lives
+
     def observe(
         self, now: Ns, event: EngineEvent, effects: Sequence[EngineEffect]
     ) -> list[RequestRecord]:

@@ -5,7 +5,7 @@ A worker knows where the time went while it had a sequence, and the front end kn
 passed on the way there and back, and what a lost worker cost.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -21,40 +21,57 @@ from headrace.core.telemetry.record import RequestRecord
 class ClusterTelemetry:
     """A Telemetry of what the front end hears, with the workers' own records beside it."""
 
-    def __init__(
-        self, default_slo: Slo, take_record: Callable[[SeqId], RequestRecord | None]
-    ) -> None:
-        """`take_record` gives the worker's record of a sequence that has ended, if there is one."""
+    def __init__(self, default_slo: Slo) -> None:
         self._seen = Telemetry(default_slo, FittedCostModel.prior())
-        self._take_record = take_record
+        self._told: dict[SeqId, list[RequestRecord]] = {}
+
+    def tell(self, record: RequestRecord) -> None:
+        """A worker's record of a sequence that has ended there, before the front end's readers hear
+        of it, if they do: it may go on elsewhere.
+        """
+        if self._seen.knows(record.seq_id):
+            self._told.setdefault(record.seq_id, []).append(record)
 
     def observe(
         self, now: Ns, event: EngineEvent, effects: Sequence[EngineEffect]
     ) -> list[RequestRecord]:
         """Records of the sequences that ended with these effects, in order."""
         records = self._seen.observe(now, event, effects)
-        return [self._explained(record) for record in records]
+        return [_explained(record, self._told.pop(record.seq_id, [])) for record in records]
 
-    def _explained(self, seen: RequestRecord) -> RequestRecord:
-        told = self._take_record(seen.seq_id)
-        if told is None:
-            return seen
-        is_whole = told.num_preemptions == seen.num_preemptions  # it ran on one worker alone
-        ttft, gap = seen.ttft_time, seen.worst_gap_time
-        if is_whole and ttft is not None and told.ttft_time is not None:
-            ttft = _filled(told.ttft_time, ttft.total_ns)
-        if is_whole and gap is not None and told.worst_gap_time is not None:
-            gap = _filled(told.worst_gap_time, gap.total_ns)
-        return msgspec.structs.replace(
-            seen,
-            time=_filled(told.time, seen.time.total_ns),
-            ttft_time=ttft,
-            worst_gap_time=gap,
-        ).judged()
+
+def _explained(seen: RequestRecord, told: Sequence[RequestRecord]) -> RequestRecord:
+    if not told:
+        return seen
+    time = told[0].time
+    for later in told[1:]:
+        time += _spent_there(later.time)
+    ttft, gap = seen.ttft_time, seen.worst_gap_time
+    # A worker that was lost took what it knew with it.
+    is_whole = sum(one.num_preemptions for one in told) == seen.num_preemptions
+    if is_whole and ttft is not None and told[0].ttft_time is not None:
+        ttft = _filled(told[0].ttft_time, ttft.total_ns)
+    if is_whole and gap is not None and (longest := _longest_gap(told)) is not None:
+        gap = _filled(longest, gap.total_ns)
+    return msgspec.structs.replace(
+        seen, time=_filled(time, seen.time.total_ns), ttft_time=ttft, worst_gap_time=gap
+    ).judged()
+
+
+def _spent_there(time: TimeParts) -> TimeParts:
+    """What passed before it came to a worker is in the record of the one before."""
+    return msgspec.structs.replace(time, router_wait_ns=Ns(0))
+
+
+def _longest_gap(told: Sequence[RequestRecord]) -> TimeParts | None:
+    """Between two tokens of one worker, or from the last of one to the first of the next."""
+    gaps = [one.worst_gap_time for one in told if one.worst_gap_time is not None]
+    gaps += [_spent_there(one.ttft_time) for one in told[1:] if one.ttft_time is not None]
+    return max(gaps, key=lambda gap: gap.total_ns, default=None)
 
 
 def _filled(told: TimeParts, total_ns: Ns) -> TimeParts:
-    """The worker's parts, and the rest of the interval as time on the way. An interval that is
+    """The workers' parts, and the rest of the interval as time on the way. An interval that is
     shorter here than there loses of its largest part.
     """
     rest_ns = total_ns - told.total_ns

@@ -66,6 +66,11 @@ class TimeParts(msgspec.Struct, frozen=True):
     def by_cause(self) -> dict[Cause, Ns]:
         return dict(zip(_CAUSES, msgspec.structs.astuple(self), strict=True))
 
+    def __add__(self, other: "TimeParts") -> "TimeParts":
+        """Of two intervals, one after the other."""
+        pairs = zip(msgspec.structs.astuple(self), msgspec.structs.astuple(other), strict=True)
+        return TimeParts(*(Ns(mine + its) for mine, its in pairs))
+
     def __sub__(self, other: "TimeParts") -> "TimeParts":
         """What an interval has beyond its beginning `other`."""
         pairs = zip(msgspec.structs.astuple(self), msgspec.structs.astuple(other), strict=True)
