@@ -65,7 +65,7 @@ def saved(member: str, folder: Path) -> Any:
     return model
 
 
-@pytest.mark.parametrize("backend_name", ["torch", "native"])
+@pytest.mark.parametrize("backend_name", ["torch", "native-f32"])
 @pytest.mark.parametrize("member", FAMILY)
 def test_logits_equal_those_of_transformers(tmp_path: Path, member: str, backend_name: str) -> None:
     import torch

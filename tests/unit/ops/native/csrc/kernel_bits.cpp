@@ -56,6 +56,7 @@ uint64_t hash_of(const Kernels& kernels, Rounding rounding, KvType kv) {
   state = 1;
   ThreadPool pool(2);
   std::vector<std::unique_ptr<Weight>> kept;
+  // At most one in an expression: compilers choose the order in which arguments are made, and so would what is drawn.
   const auto weight = [&](const std::string& type, int rows, int cols) -> const Weight& {
     kept.push_back(make(pool, type, rows, cols));
     return *kept.back();
@@ -74,7 +75,8 @@ uint64_t hash_of(const Kernels& kernels, Rounding rounding, KvType kv) {
     x = program.add(x, program.linear(hidden, {&weight(type, 64, 96)}, {}));
   }
   for (const std::string type : {"q4_k", "q5_k", "q6_k"}) {  // of rows four times as wide
-    const int wide = program.linear(program.rms_norm(x, weight("f32", 1, 64), 1e-5f), {&weight("f16", 256, 64)}, {});
+    const int normed = program.rms_norm(x, weight("f32", 1, 64), 1e-5f);
+    const int wide = program.linear(normed, {&weight("f16", 256, 64)}, {});
     x = program.add(x, program.linear(wide, {&weight(type, 64, 256)}, {}));
   }
   program.seal(program.linear(program.select_logit_rows(x), {&weight("q4_1", 50, 64)}, {}));
