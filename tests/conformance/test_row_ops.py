@@ -41,7 +41,7 @@ def spread(x: Any, weight: Any) -> Any:
 # ---- weights
 
 
-@pytest.mark.parametrize("type", list(WeightType))
+@pytest.mark.parametrize("type", GGUF_TYPES)
 def test_stored_weights_mean_what_the_gguf_package_says(type: WeightType) -> None:
     view = noise_of(type, 50, whole_blocks(type, 96), RNG)
     dtype = {WeightType.F32: np.float32, WeightType.F16: np.float16}.get(type, np.uint8)
@@ -74,6 +74,8 @@ def test_embed_is_exact(backend: Any, type: WeightType, rows: int) -> None:
         (WeightType.Q8_0, 2, 64, 4 * 34 + 1),
         (WeightType.Q4_0, 2, 64, 4 * 18 - 18),
         (WeightType.Q4_1, 3, 40, 60),
+        (WeightType.Q4_G32, 2, 32, 20),
+        (WeightType.Q4_G128, 2, 64, 68),
         (WeightType.Q4_K, 2, 256, 2 * 144 - 1),
         (WeightType.Q6_K, 4, 64, 210),
     ],

@@ -10,6 +10,7 @@ from headrace.core.base.types import BlockId
 from headrace.models.load import load_model
 from headrace.ops.interface import StepBatch
 from support.greedy import compile_model
+from support.groups import write_pair
 from support.model_files import VOCAB, tokenizer_json, write
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
@@ -68,15 +69,37 @@ def saved(member: str, folder: Path) -> Any:
 @pytest.mark.parametrize("backend_name", ["torch", "native-f32"])
 @pytest.mark.parametrize("member", FAMILY)
 def test_logits_equal_those_of_transformers(tmp_path: Path, member: str, backend_name: str) -> None:
+    check_logits(tmp_path, saved(member, tmp_path), backend_name)
+
+
+@pytest.mark.parametrize("backend_name", ["torch", "native-f32"])
+@pytest.mark.parametrize(
+    "quantization",
+    [
+        {"quant_method": "awq", "bits": 4, "group_size": 64},
+        {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True},
+    ],
+)
+def test_logits_of_matrices_in_groups(
+    tmp_path: Path, quantization: dict[str, Any], backend_name: str
+) -> None:
+    """`transformers` computes with what the integers mean."""
+    from transformers import AutoModelForCausalLM
+
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2}
+    grouped, plain = write_pair(tmp_path, quantization, sizes)
+    check_logits(grouped, AutoModelForCausalLM.from_pretrained(plain).float().eval(), backend_name)
+
+
+def check_logits(path: Path, model: Any, backend_name: str) -> None:
     import torch
 
-    model = saved(member, tmp_path)
     tokens = torch.randint(VOCAB, (100,), generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
         theirs = model(tokens[None]).logits[0]
 
     backend = make_backend(backend_name)
-    loaded = load_model(tmp_path, backend)
+    loaded = load_model(path, backend)
     program = compile_model(backend, loaded.model, num_blocks=7, max_tokens=100)
     table = [BlockId(i) for i in range(7)]
     program.run(StepBatch(tokens.tolist(), [0, 100], [0], [table], list(range(100))))

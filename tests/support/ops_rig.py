@@ -18,12 +18,17 @@ from headrace.ops.interface import (
     TensorView,
     WeightType,
 )
-from support import k_quants
+from support import groups, k_quants
 
 Array = NDArray[np.float32]
 Body = Callable[[Any, Any, Mapping[str, Any]], Any]  # (ops, input rows, weight handles) -> rows
 
-GGUF_TYPES = {type: gguf.GGMLQuantizationType[type.name] for type in WeightType}
+# Groups are not of GGUF.
+GGUF_TYPES = {
+    type: gguf.GGMLQuantizationType[type.name]
+    for type in WeightType
+    if type.name in gguf.GGMLQuantizationType.__members__
+}
 
 
 class Block(NamedTuple):
@@ -44,6 +49,8 @@ BLOCKS = {
     WeightType.Q5_0: Block(32, 22, ((*_HALF, 0, 2),)),
     WeightType.Q5_1: Block(32, 24, ((*_HALF, 0, 2), (*_HALF, 2, 4))),
     WeightType.Q8_0: Block(32, 34, ((*_HALF, 0, 2),)),
+    WeightType.Q4_G32: Block(32, 20, ((*_HALF, 0, 2),)),
+    WeightType.Q4_G128: Block(128, 68, ((*_HALF, 0, 2),)),
     WeightType.Q4_K: Block(256, 144, ((*_HALF, 0, 2), (*_HALF, 2, 4))),
     WeightType.Q5_K: Block(256, 176, ((*_HALF, 0, 2), (*_HALF, 2, 4))),
     WeightType.Q6_K: Block(256, 210, ((*_HALF, 208, 210),)),
@@ -69,6 +76,8 @@ def view_of(values: Array, type: WeightType = WeightType.F32) -> TensorView:
             data = (to_bf16(values).view(np.uint32) >> 16).astype(np.uint16).tobytes()
         case WeightType.Q4_K | WeightType.Q5_K | WeightType.Q6_K:
             data = k_quants.quantise(values, type).tobytes()
+        case WeightType.Q4_G32 | WeightType.Q4_G128:
+            data = groups.quantise(values, BLOCKS[type].num_values).tobytes()
         case _:
             data = gguf.quants.quantize(values.astype(np.float32), GGUF_TYPES[type]).tobytes()
     return TensorView("weight", type, rows, cols, memoryview(data))
@@ -82,6 +91,8 @@ def noise_of(type: WeightType, rows: int, cols: int, rng: np.random.Generator) -
         words = np.ascontiguousarray(raw[:, first:end]).view(word)
         words[(words & exponent) == exponent] ^= exponent & -exponent
         raw[:, first:end] = words.view(np.uint8)
+    if type in (WeightType.Q4_G32, WeightType.Q4_G128):
+        raw[:, 2:4] = groups.offsets(rng.integers(0, 16, len(raw)))
     return TensorView("weight", type, rows, cols, memoryview(raw.tobytes()))
 
 
@@ -116,6 +127,8 @@ def values_of(view: TensorView) -> NDArray[np.float64]:
             values = half(0) * (nibbles(8) + fifths(4)) + half(2)
         case WeightType.Q4_K | WeightType.Q5_K | WeightType.Q6_K:
             values = k_quants.values_of(blocks, view.type)
+        case WeightType.Q4_G32 | WeightType.Q4_G128:
+            values = groups.values_of(blocks)
         case WeightType.Q8_0:
             values = half(0) * blocks[:, 2:].astype(np.int8).astype(float)
     return values.reshape(view.rows, view.cols)

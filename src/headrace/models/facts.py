@@ -35,6 +35,9 @@ class Facts:
     def __contains__(self, key: str) -> bool:
         return self._values.get(key) is not None
 
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
     def integer(
         self, key: str, default: object = _REQUIRED, *, low: int = 1, high: int = 1 << 31
     ) -> int:

@@ -92,10 +92,6 @@ def shape_from_gguf(
 
 def shape_from_config(path: Path, values: Mapping[str, object], architecture: str) -> LlamaShape:
     config = Facts(path, values)
-    if "quantization_config" in config:
-        raise config.refuse(
-            "quantised safetensors are not supported", hint="use float weights or a GGUF file"
-        )
     if (activation := config.text("hidden_act", "silu")) != "silu":
         raise config.refuse(f"activation {activation!r} is not supported; only silu is")
     if config.flag("mlp_bias", False):

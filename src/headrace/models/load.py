@@ -15,6 +15,7 @@ from headrace.core.base.errors import ConfigError
 from headrace.models.facts import Facts, naming
 from headrace.models.files import read_bounded, read_text
 from headrace.models.gguf import GgufFile
+from headrace.models.groups import Grouping, grouping_from_config
 from headrace.models.llama import Llama, LlamaNames, LlamaShape
 from headrace.models.llama_files import (
     FOLDER_NAMES,
@@ -142,7 +143,7 @@ def _model(
     max_model_len: int,
     on_progress: OnProgress | None,
 ) -> tuple[Model[Any, Any], WeightReader[Any]]:
-    weights = WeightReader(path, source.tensors, backend, on_progress)
+    weights = WeightReader(path, source.tensors, backend, on_progress, source.grouping)
     shape = source.shape(weights)
     if source.tokenizer.vocab_size > shape.vocab_size:
         raise ConfigError(
@@ -166,6 +167,7 @@ class _Source(msgspec.Struct, frozen=True):
     chat_template: str  # "" = none
     bos_token: str
     eos_token: str
+    grouping: Grouping | None = None
 
 
 def _open_gguf(path: Path) -> _Source:
@@ -189,7 +191,8 @@ def _open_gguf(path: Path) -> _Source:
 def _open_folder(path: Path) -> _Source:
     folder = SafetensorsFolder(path)
     config = path / "config.json"
-    architecture = _known(config, Facts(config, folder.config).text("model_type"))
+    facts = Facts(config, folder.config)
+    architecture = _known(config, facts.text("model_type"))
     shape = shape_from_config(config, folder.config, architecture)
     tokenizer = tokenizer_from_folder(folder)
     settings = folder.json("tokenizer_config.json") or {}
@@ -203,6 +206,7 @@ def _open_folder(path: Path) -> _Source:
         chat_template=_folder_template(folder, settings),
         bos_token=_token_text(tokenizer, settings.get("bos_token"), tokenizer.bos_token_id),
         eos_token=_token_text(tokenizer, settings.get("eos_token"), tokenizer.named_eos),
+        grouping=grouping_from_config(facts),
     )
 
 

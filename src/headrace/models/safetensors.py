@@ -16,7 +16,7 @@ from headrace.models.files import read_bounded
 from headrace.models.tensors import Extent, StoredTensor, check_extents, map_file
 
 # Type name in a header -> (our name, bytes of a value); 0 bytes = known by name only.
-TENSOR_TYPES = {"F32": ("f32", 4), "F16": ("f16", 2), "BF16": ("bf16", 2)}
+TENSOR_TYPES = {"F32": ("f32", 4), "F16": ("f16", 2), "BF16": ("bf16", 2), "I32": ("i32", 4)}
 
 MAX_HEADER_BYTES = 100 << 20
 MAX_JSON_BYTES = 64 << 20

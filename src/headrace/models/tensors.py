@@ -5,8 +5,9 @@ know how a weight is computed with.
 """
 
 import hashlib
+import math
 import mmap
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -15,6 +16,7 @@ import msgspec
 from headrace.core.base.errors import ConfigError
 from headrace.core.config.units import format_bytes
 from headrace.models.files import open_regular
+from headrace.models.groups import Grouping, grouped_view
 from headrace.ops.interface import Backend, TensorView, WeightType
 
 W = TypeVar("W")
@@ -22,7 +24,8 @@ W = TypeVar("W")
 OnProgress = Callable[[int, int], None]
 """Called with (bytes done, bytes in total)."""
 
-SUPPORTED_TYPES = ", ".join(WeightType)
+# Matrices in groups become the others.
+_STORED_TYPES = tuple(t for t in WeightType if t not in (WeightType.Q4_G32, WeightType.Q4_G128))
 
 # Digests read at most this much of one tensor: whole small tensors, evenly spread pages of large
 # ones.
@@ -89,12 +92,16 @@ class WeightReader(Generic[W]):
         tensors: Mapping[str, StoredTensor],
         backend: Backend[Any, W],
         on_progress: OnProgress | None = None,
+        grouping: Grouping | None = None,
     ) -> None:
         self.path = path
         self._tensors = tensors
         self._backend = backend
         self._on_progress = on_progress
+        self._grouping = grouping
         self._taken: dict[str, StoredTensor] = {}
+        self.num_parameters = 0
+        self._matrix_bytes: dict[str, int] = {}  # by the name of the type
         self._bytes_taken = 0
         self._bytes_total = sum(tensor.data.nbytes for tensor in tensors.values())
 
@@ -108,42 +115,32 @@ class WeightReader(Generic[W]):
         return self._load(name, (size,))
 
     def matrix(self, name: str, rows: int, cols: int) -> W:
-        return self._load(name, (rows, cols))
+        """The tensor `name`, or, in a folder of matrices in groups, those that stand for it."""
+        if self._grouping is None or name in self._tensors:
+            return self._load(name, (rows, cols))
+        return self._load_grouped(self._grouping, name, (rows, cols))
 
     def floats(self, name: str, size: int) -> tuple[float, ...]:
         """A small f32 vector that the model's own arithmetic needs rather than the backend."""
         tensor = self._take(name, (size,))
         if tensor.type != WeightType.F32:
             raise ConfigError(f"{self.path}: tensor {name} has type {tensor.type}, not f32")
+        self._count((size,), tensor.type, tensor.data.nbytes)
         return tuple(tensor.data.cast("f"))
 
     def finish(self, ignored: Callable[[str], bool]) -> None:
         """A tensor that nobody took means an architecture that would be computed wrongly."""
-        for name in self._tensors:
-            if name not in self._taken and not ignored(name):
+        for name, tensor in self._tensors.items():
+            if name not in self._taken and not ignored(name) and not self._adds_nothing(tensor):
                 raise ConfigError(
                     f"{self.path}: tensor {name} is not part of the stated architecture",
                     hint="the file needs an architecture that headrace does not have",
                 )
 
     @property
-    def num_parameters(self) -> int:
-        total = 0
-        for tensor in self._taken.values():
-            count = 1
-            for size in tensor.shape:
-                count *= size
-            total += count
-        return total
-
-    @property
     def weight_types(self) -> str:
         """Types of the matrices, the one with the most bytes first: "q4_1 + q8_0"."""
-        num_bytes: dict[str, int] = {}
-        for tensor in self._taken.values():
-            if len(tensor.shape) > 1:
-                num_bytes[tensor.type] = num_bytes.get(tensor.type, 0) + tensor.data.nbytes
-        return " + ".join(sorted(num_bytes, key=lambda type_: (-num_bytes[type_], type_)))
+        return " + ".join(sorted(self._matrix_bytes, key=lambda t: (-self._matrix_bytes[t], t)))
 
     def digest(self, identity: bytes) -> str:
         """SHA-256 over `identity` and, for each tensor taken, its name, type, shape and sampled
@@ -154,6 +151,8 @@ class WeightReader(Generic[W]):
         milliseconds, whatever their size; it does not prove that a file is undamaged.
         """
         total = hashlib.sha256(b"headrace model 1\0" + identity)
+        if self._grouping is not None:
+            total.update(msgspec.json.encode(self._grouping))
         for name in sorted(self._taken):
             tensor = self._taken[name]
             total.update(f"\0{name}\0{tensor.type}\0{tensor.shape}\0".encode())
@@ -165,14 +164,40 @@ class WeightReader(Generic[W]):
         tensor = self._take(name, shape)
         rows, cols = shape if len(shape) == 2 else (1, shape[0])
         type_ = WeightType(tensor.type)
+        self._count(shape, tensor.type, tensor.data.nbytes)
         return self._backend.load_weight(TensorView(name, type_, rows, cols, tensor.data))
 
-    def _take(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
+    def _load_grouped(self, grouping: Grouping, name: str, shape: tuple[int, int]) -> W:
+        stem = name.removesuffix("weight")
+        parts = grouping.parts(*shape)
+        if stem + "g_idx" in self._tensors:
+            parts["g_idx"] = "i32", (shape[1],)
+        tensors = {
+            part: self._take(stem + part, part_shape, (type_,)).data
+            for part, (type_, part_shape) in parts.items()
+        }
+        view = grouped_view(self.path, grouping, name, shape, tensors)
+        self._count(shape, grouping.label, sum(data.nbytes for data in tensors.values()))
+        return self._backend.load_weight(view)
+
+    def _count(self, shape: tuple[int, ...], type_: str, num_bytes: int) -> None:
+        self.num_parameters += math.prod(shape)
+        if len(shape) > 1:
+            self._matrix_bytes[type_] = self._matrix_bytes.get(type_, 0) + num_bytes
+
+    def _adds_nothing(self, tensor: StoredTensor) -> bool:
+        """A bias of zeros, which some writers of matrices in groups give every layer."""
+        is_bias = self._grouping is not None and tensor.name.endswith(".bias")
+        return is_bias and not any(tensor.data)
+
+    def _take(
+        self, name: str, shape: tuple[int, ...], types: Collection[str] = _STORED_TYPES
+    ) -> StoredTensor:
         tensor = self._find(name)
-        if tensor.type not in WeightType.__members__.values():
+        if tensor.type not in types:
             raise ConfigError(
                 f"{self.path}: tensor {name} has type {tensor.type};"
-                f" supported are {SUPPORTED_TYPES}",
+                f" supported are {', '.join(types)}",
                 hint="use a file in one of the supported types",
             )
         if tensor.shape != shape:

@@ -26,7 +26,12 @@ W_out = TypeVar("W_out", covariant=True)  # weight handle that a model holds
 
 
 class WeightType(StrEnum):
-    """Storage types of weights, as files hold them (GGUF block types keep their own layout)."""
+    """Storage types of weights, as files hold them (GGUF block types keep their own layout).
+
+    Q4_G32 and Q4_G128 are what AWQ and GPTQ matrices become. A block of 32 or 128 values is a
+    float16 scale, a float16 offset that is a whole number, and for every 32 values sixteen bytes of
+    nibbles q as in Q4_1. A value is scale * (q + offset), exactly a float32.
+    """
 
     F32 = "f32"
     F16 = "f16"
@@ -36,6 +41,8 @@ class WeightType(StrEnum):
     Q5_0 = "q5_0"
     Q5_1 = "q5_1"
     Q8_0 = "q8_0"
+    Q4_G32 = "q4_g32"
+    Q4_G128 = "q4_g128"
     Q4_K = "q4_k"
     Q5_K = "q5_k"
     Q6_K = "q6_k"
@@ -45,7 +52,8 @@ class TensorView(msgspec.Struct, frozen=True):
     """A weight as it lies in a memory-mapped file: row-major [rows, cols]; a vector is [1, cols].
 
     `linear` computes x @ weight.T, so rows are outputs and cols are inputs. Quantised rows consist
-    of blocks along cols, of 32 values, or of 256 in the K types, so cols is a multiple of that.
+    of blocks along cols, of 32 values, of 128 or of 256 in the K types, so cols is a multiple of
+    that.
     """
 
     name: str

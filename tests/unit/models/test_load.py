@@ -323,7 +323,7 @@ def test_refuses_more_tokens_than_embeddings(tmp_path: Path) -> None:
         ("hidden_size", "32", "hidden_size is '32'"),
         ("hidden_act", "gelu", "activation 'gelu'"),
         ("mlp_bias", True, "biases in the MLP"),
-        ("quantization_config", {"bits": 4}, "quantised safetensors"),
+        ("quantization_config", {"quant_method": "fp8"}, "quantised by 'fp8'"),
         ("tie_word_embeddings", False, "lm_head.weight is missing"),
         ("attention_bias", True, "q_proj.bias is missing"),
         ("num_hidden_layers", 10**30, "num_hidden_layers is 1000"),

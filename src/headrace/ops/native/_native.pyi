@@ -36,6 +36,20 @@ class Pool:
     @property
     def threads(self) -> int: ...
 
+def grouped_blocks(
+    pool: Pool,
+    type: str,
+    is_awq: bool,
+    bits: int,
+    rows: int,
+    cols: int,
+    group: int,
+    zero_offset: int,
+    weights: memoryview,
+    zeros: memoryview,
+    scales: memoryview,
+) -> bytes: ...
+
 class Weight:
     def __init__(self, pool: Pool, type: str, rows: int, cols: int, data: memoryview) -> None: ...
     @property

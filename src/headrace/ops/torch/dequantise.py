@@ -3,7 +3,8 @@
 A GGUF block holds 32 values along a row: Q4_0 = f16 scale, 16 bytes of nibbles (value - 8); Q4_1 =
 f16 scale, f16 minimum, 16 bytes of nibbles; Q8_0 = f16 scale, 32 int8. Byte i of the nibbles holds
 value i in its low half and value i + 16 in its high half. Q5_0 (value - 16) and Q5_1 have a word
-before the nibbles, whose bit i is the fifth of value i.
+before the nibbles, whose bit i is the fifth of value i. Q4_G32 and Q4_G128 are defined with
+`WeightType`.
 
 A block of a K type holds 256 values:
 
@@ -19,6 +20,7 @@ No step rounds but the last: a product of a scale, a factor and a value fits flo
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -113,6 +115,12 @@ def _q6_k(raw: Tensor) -> Tensor:
     return values * (_half(blocks[:, 208:]) * factors).unsqueeze(-1)
 
 
+def _q4_grouped(raw: Tensor, size: int) -> Tensor:
+    blocks = raw.view(-1, 4 + size // 2)
+    values = _nibbles(blocks[:, 4:].reshape(-1, BLOCK // 2)).view(-1, size)
+    return (values + _half(blocks[:, 2:4])) * _half(blocks[:, :2])
+
+
 def _q8_0(raw: Tensor) -> Tensor:
     blocks = raw.view(-1, 2 + BLOCK)
     return blocks[:, 2:].contiguous().view(torch.int8).float() * _half(blocks[:, :2])
@@ -128,6 +136,8 @@ _BLOCKS: dict[WeightType, tuple[int, int]] = {
     WeightType.Q5_0: (BLOCK, 6 + BLOCK // 2),
     WeightType.Q5_1: (BLOCK, 8 + BLOCK // 2),
     WeightType.Q8_0: (BLOCK, 2 + BLOCK),
+    WeightType.Q4_G32: (BLOCK, 4 + BLOCK // 2),
+    WeightType.Q4_G128: (128, 4 + 128 // 2),
     WeightType.Q4_K: (K_BLOCK, 144),
     WeightType.Q5_K: (K_BLOCK, 176),
     WeightType.Q6_K: (K_BLOCK, 210),
@@ -142,6 +152,8 @@ _DECODERS: dict[WeightType, Callable[[Tensor], Tensor]] = {
     WeightType.Q5_0: _q5_0,
     WeightType.Q5_1: _q5_1,
     WeightType.Q8_0: _q8_0,
+    WeightType.Q4_G32: partial(_q4_grouped, size=BLOCK),
+    WeightType.Q4_G128: partial(_q4_grouped, size=128),
     WeightType.Q4_K: _q4_k,
     WeightType.Q5_K: _q5_k,
     WeightType.Q6_K: _q6_k,

@@ -8,6 +8,7 @@ import pytest
 from headrace.ops.interface import TensorView, WeightType
 from headrace.ops.native import _native
 from headrace.ops.native.backend import NativeBackend
+from support import groups
 from support.ops_rig import BLOCKS, apply, noise_of, to_bf16, values_of, view_of, whole_blocks
 
 ISAS = _native.usable_isas()
@@ -95,6 +96,8 @@ def test_int8_at_the_ends_of_its_range(isa: str, type: WeightType) -> None:
             raw[:, 4:16] = 0xFF
         if type is WeightType.Q6_K:
             raw[:, 192:208] = 0x80  # the factor with the greatest magnitude
+        if type in (WeightType.Q4_G32, WeightType.Q4_G128):
+            raw[:, 2:4] = groups.offsets([0 if fill else 15])
         weight = TensorView("w", type, 16, x.shape[1], memoryview(raw.tobytes()))
         out = linear(int8_backend(isa), x, weight)
         exact = x.astype(np.float64) @ values_of(weight).T
@@ -129,6 +132,23 @@ def test_int8_hides_nothing_that_is_no_number(isa: str, broken: float) -> None:
         out = linear(int8_backend(isa), x, weight)
     assert np.isnan(out[1]).all()
     assert np.isfinite(out[[0, 2]]).all()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("activations", ["f32", "int8"])
+@pytest.mark.parametrize("type", [WeightType.Q4_G32, WeightType.Q4_G128])
+def test_offsets_in_the_middle_give_the_bits_of_q4_0(
+    type: WeightType, activations: str, isa: str
+) -> None:
+    x, backend = normal(9, 256), NativeBackend(threads=1, isa=isa, activations=activations)
+    blocks = np.frombuffer(noise(WeightType.Q4_0, 33, 256).data, np.uint8).copy()
+    runs = blocks.reshape(-1, BLOCKS[type].num_values // 32, 18)
+    runs[:, :, :2] = runs[:, :1, :2]  # one scale for each group
+    nibbles = runs[:, :, 2:].reshape(len(runs), -1)
+    parts = [runs[:, 0, :2], groups.offsets(np.full(len(runs), 8)), nibbles]
+    view = TensorView("w", type, 33, 256, memoryview(np.hstack(parts).tobytes()))
+    known = TensorView("w", WeightType.Q4_0, 33, 256, memoryview(blocks.tobytes()))
+    assert (linear(backend, x, view) == linear(backend, x, known)).all()
 
 
 @pytest.mark.parametrize("type", [WeightType.F32, WeightType.F16])

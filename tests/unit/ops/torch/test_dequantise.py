@@ -111,6 +111,14 @@ def test_k_types_round_once() -> None:
     assert set(values(WeightType.Q6_K, block, cols=256)[0]) == {scale * 127 * -32}
 
 
+@pytest.mark.parametrize(("type", "size"), [(WeightType.Q4_G32, 32), (WeightType.Q4_G128, 128)])
+def test_groups_have_an_offset(type: WeightType, size: int) -> None:
+    data = struct.pack("<ee", 0.25, -5.0) + NIBBLES * (size // 32)
+    data += struct.pack("<ee", -2.0, 0.0) + NIBBLES * (size // 32)
+    first, second = [0.25 * (q - 5) for q in UP_AND_DOWN], [-2.0 * q for q in UP_AND_DOWN]
+    assert values(type, data, cols=2 * size) == [[*first * (size // 32), *second * (size // 32)]]
+
+
 def test_q8_0_is_signed() -> None:
     ints = [-128, -1, 0, 1, 127, *range(27)]
     data = struct.pack("<e32b", 2.0**-24, *ints)

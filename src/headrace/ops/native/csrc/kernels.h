@@ -24,9 +24,11 @@ inline constexpr int kSoftmaxTokens = 64;
 inline constexpr int kAttentionRows = 48;
 
 // Types from q4_0 on are quantised in blocks.
-enum class WeightType : uint8_t { f32, f16, bf16, q4_0, q4_1, q5_0, q5_1, q8_0, q4_k, q5_k, q6_k };
+enum class WeightType : uint8_t { f32, f16, bf16, q4_0, q4_1, q5_0, q5_1, q8_0, q4_g32, q4_g128, q4_k, q5_k, q6_k };
 
 constexpr bool is_quantised(WeightType type) { return type >= WeightType::q4_0; }
+// Weights are scale * (q + offset), where offset is a whole number.
+constexpr bool has_offset(WeightType type) { return type == WeightType::q4_g32 || type == WeightType::q4_g128; }
 
 // Weights of 16 outputs ("lanes"), as a run of records along the input dimension:
 //   f32, f16     record = 8 inputs:   [8][16]
@@ -34,6 +36,8 @@ constexpr bool is_quantised(WeightType type) { return type >= WeightType::q4_0; 
 //   q8_0         record = 32 inputs:  f16 scale[16], uint32 [8 quads][16]; see `quad_input`
 //   q4_0, q5_0   record = 32 inputs:  f16 scale[16], words
 //   q4_1, q5_1   record = 32 inputs:  f16 scale[16], f16 min[16], words
+//   q4_g32       record = 32 inputs:  f16 scale[16], f16 offset[16], words
+//   q4_g128      record = 128 inputs: f16 scale[16], f16 offset[16], then for each block of 32 inputs words
 //   q4_k, q5_k   record = 256 inputs: f16 scale[16], f16 -min[16], then for each block of 32 inputs int8 [16][2], by
 //                which scale and -min are multiplied there, then for each block words
 //   q6_k         record = 256 inputs: f16 scale[16], 32 bytes unused, then for each block of 32 inputs int8 [16][2], by
@@ -50,6 +54,8 @@ constexpr int weight_bits(WeightType type) {
     case WeightType::bf16: return 16;
     case WeightType::q4_0:
     case WeightType::q4_1:
+    case WeightType::q4_g32:
+    case WeightType::q4_g128:
     case WeightType::q4_k: return 4;
     case WeightType::q5_0:
     case WeightType::q5_1:
@@ -59,7 +65,9 @@ constexpr int weight_bits(WeightType type) {
   }
   return 0;
 }
-constexpr int record_inputs(WeightType type) { return !is_quantised(type) ? 8 : type < WeightType::q4_k ? 32 : 256; }
+constexpr int record_inputs(WeightType type) {
+  return !is_quantised(type) ? 8 : type < WeightType::q4_g128 ? 32 : type < WeightType::q4_k ? 128 : 256;
+}
 constexpr size_t header_bytes(WeightType type) {
   switch (type) {
     case WeightType::f32:
@@ -69,7 +77,9 @@ constexpr size_t header_bytes(WeightType type) {
     case WeightType::q5_0:
     case WeightType::q8_0: return 32;
     case WeightType::q4_1:
-    case WeightType::q5_1: return 64;
+    case WeightType::q5_1:
+    case WeightType::q4_g32:
+    case WeightType::q4_g128: return 64;
     case WeightType::q4_k:
     case WeightType::q5_k:
     case WeightType::q6_k: return 64 + 8 * 32;
@@ -177,7 +187,8 @@ struct Kernels {
   void (*linear_bf16)(const LinearSpan&);  // null where the instruction set has no bf16 dot product
   // Quantised weights times quantised inputs: chain over blocks of 32 of fma(dot, scale * x.scale, acc), where dot is
   // the integer sum of products, then (q4_1, q5_1, q4_k, q5_k) fma(min, x.sum, acc). Scale and minimum are those of the
-  // block, products of theirs exact. In q6_k, dot is the sum of both halves' integers, each times its factor.
+  // block, products of theirs exact. In q6_k, dot is the sum of both halves' integers, each times its factor. Offsets are
+  // part of dot.
   void (*linear_int8)(const LinearSpan&);
   void (*to_bf16)(const float* x, int n, uint16_t* out);
   void (*to_int8)(const float* x, int n, QuantBlock* out);  // n is a multiple of 32

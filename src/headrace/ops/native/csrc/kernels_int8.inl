@@ -87,6 +87,13 @@ HR_INLINE void int8_block(const std::byte* panel, int block, const QuantBlock* x
     if constexpr (T == WeightType::q6_k) {
       // At most 32 * 32 * 127 * 128 < 2^24: exact as a float, as are the totals of all other types.
       add_scaled(scale_of<T>(panel, block), step.total);
+    } else if constexpr (has_offset(T)) {
+      const F scale = scale_of<T>(panel, block), offset = second_of_header<T>(panel, block);
+      for (int r = 0; r < R; ++r) {  // whole numbers below 2^24, so the inner sum is exact
+        const QuantBlock& row = x[r * x_stride];
+        const F dot = fma(offset, set1(static_cast<float>(row.total)), to_float(step.total[r]));
+        acc[r] = fma(dot, mul(scale, set1(row.scale)), acc[r]);
+      }
     } else {
       const Affine of = affine<T>(panel, block);
       add_scaled(of.scale, step.total);
@@ -140,6 +147,8 @@ void linear_int8(const LinearSpan& s) {
     case WeightType::q5_0: return int8_panels<WeightType::q5_0>(s);
     case WeightType::q5_1: return int8_panels<WeightType::q5_1>(s);
     case WeightType::q8_0: return int8_panels<WeightType::q8_0>(s);
+    case WeightType::q4_g32: return int8_panels<WeightType::q4_g32>(s);
+    case WeightType::q4_g128: return int8_panels<WeightType::q4_g128>(s);
     case WeightType::q4_k: return int8_panels<WeightType::q4_k>(s);
     case WeightType::q5_k: return int8_panels<WeightType::q5_k>(s);
     case WeightType::q6_k: return int8_panels<WeightType::q6_k>(s);

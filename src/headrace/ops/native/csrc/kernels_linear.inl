@@ -60,6 +60,10 @@ HR_INLINE F scale_of(const std::byte* panel, int block) {
   return from_f16(reinterpret_cast<const uint16_t*>(record_of<T>(panel, block)));
 }
 template <WeightType T>
+HR_INLINE F second_of_header(const std::byte* panel, int block) {  // minimum, -minimum or offset
+  return from_f16(reinterpret_cast<const uint16_t*>(record_of<T>(panel, block)) + kLanes);
+}
+template <WeightType T>
 HR_INLINE I block_factors(const std::byte* panel, int block) {
   return load_pairs(record_of<T>(panel, block) + 64 + static_cast<unsigned>(block) % 8 * 32);
 }
@@ -74,12 +78,13 @@ struct Affine {
 template <WeightType T>
 HR_INLINE Affine affine(const std::byte* panel, int block) {
   const F scale = scale_of<T>(panel, block);
-  const auto min = [&] { return from_f16(reinterpret_cast<const uint16_t*>(record_of<T>(panel, block)) + kLanes); };
   if constexpr (T == WeightType::q4_k || T == WeightType::q5_k) {
     const I factors = block_factors<T>(panel, block);
-    return {mul(scale, first_of(factors)), mul(min(), second_of(factors))};
+    return {mul(scale, first_of(factors)), mul(second_of_header<T>(panel, block), second_of(factors))};
+  } else if constexpr (has_offset(T)) {
+    return {scale, mul(scale, second_of_header<T>(panel, block))};
   } else if constexpr (T == WeightType::q4_1 || T == WeightType::q5_1) {
-    return {scale, min()};
+    return {scale, second_of_header<T>(panel, block)};
   } else {  // q is raised by half its range
     return {scale, mul(scale, set1(-static_cast<float>(1 << (weight_bits(T) - 1))))};
   }
@@ -170,6 +175,8 @@ HR_INLINE void with_decoder(WeightType type, Use use) {
     case WeightType::q5_0: return use(DecodeQuads<WeightType::q5_0>{});
     case WeightType::q5_1: return use(DecodeQuads<WeightType::q5_1>{});
     case WeightType::q8_0: return use(DecodeQ8{});
+    case WeightType::q4_g32: return use(DecodeQuads<WeightType::q4_g32>{});
+    case WeightType::q4_g128: return use(DecodeQuads<WeightType::q4_g128>{});
     case WeightType::q4_k: return use(DecodeQuads<WeightType::q4_k>{});
     case WeightType::q5_k: return use(DecodeQuads<WeightType::q5_k>{});
     case WeightType::q6_k: return use(DecodeQuads<WeightType::q6_k>{});

@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 
+#include "groups.h"
 #include "isa.h"
 #include "machine_limits.h"
 #include "program.h"
@@ -76,6 +77,33 @@ class Bytes {
 void check_ids(const std::vector<int>& ids, int vocab_size, const char* what) {
   for (int id : ids)
     if (id < 0 || id >= vocab_size) fail(what, " must be in 0..", vocab_size - 1, ", got ", id);
+}
+
+// Rows of blocks of `type`, as bytes, from the tensors of a matrix in groups.
+nb::object grouped_blocks(ThreadPool& pool, const std::string& type, GroupedMatrix matrix, nb::handle weights,
+                          nb::handle zeros, nb::handle scales) {
+  const WeightType kind = weight_type(type);
+  const int depth = record_inputs(kind);
+  if (!(matrix.bits == 4 && has_offset(kind)) && !(matrix.bits == 8 && kind == WeightType::q8_0 && !matrix.is_awq))
+    fail("no ", matrix.bits, " bits in blocks of ", type);
+  if (matrix.rows < 1 || matrix.rows % (32 / matrix.bits) != 0 || matrix.cols < 1 || matrix.cols % depth != 0 ||
+      matrix.group < 1 || (matrix.group < matrix.cols && matrix.group % depth != 0))
+    fail("no blocks of ", depth, " in ", matrix.rows, " x ", matrix.cols, " in groups of ", matrix.group);
+  const Bytes weight_bytes(weights), zero_bytes(zeros), scale_bytes(scales);
+  if (weight_bytes.size() != matrix.weight_bytes() || zero_bytes.size() != matrix.zero_bytes() ||
+      scale_bytes.size() != matrix.scale_bytes())
+    fail("tensors of ", matrix.rows, " x ", matrix.cols, " in groups of ", matrix.group, " have other sizes");
+  matrix.weights = weight_bytes.data();
+  matrix.zeros = zero_bytes.data();
+  matrix.scales = scale_bytes.data();
+  const size_t num_blocks = static_cast<size_t>(matrix.rows) * static_cast<size_t>(matrix.cols / depth);
+  nb::object rows = nb::steal(
+      PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(num_blocks * block_bytes(kind))));
+  if (!rows.is_valid()) nb::raise_python_error();
+  auto* out = reinterpret_cast<std::byte*>(PyBytes_AS_STRING(rows.ptr()));
+  const nb::gil_scoped_release release;
+  write_blocks(pool, matrix, kind, out);
+  return rows;
 }
 
 // The fields of SamplingParams and SampleSpec in the order backend.py lists them.
@@ -205,6 +233,16 @@ NB_MODULE(_native, m) {
   nb::class_<ThreadPool>(m, "Pool")
       .def(nb::init<int>(), "threads"_a)
       .def_prop_ro("threads", &ThreadPool::threads);
+
+  m.def(
+      "grouped_blocks",
+      [](ThreadPool& pool, const std::string& type, bool is_awq, int bits, int rows, int cols, int group,
+         int zero_offset, nb::handle weights, nb::handle zeros, nb::handle scales) {
+        const GroupedMatrix matrix{is_awq, bits, rows, cols, group, zero_offset, nullptr, nullptr, nullptr};
+        return grouped_blocks(pool, type, matrix, weights, zeros, scales);
+      },
+      "pool"_a, "type"_a, "is_awq"_a, "bits"_a, "rows"_a, "cols"_a, "group"_a, "zero_offset"_a, "weights"_a, "zeros"_a,
+      "scales"_a);
 
   nb::class_<Weight>(m, "Weight")
       .def(

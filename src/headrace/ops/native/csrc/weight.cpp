@@ -6,24 +6,6 @@
 namespace headrace {
 namespace {
 
-// Of a block as GGUF stores it, of as many values as a record has inputs. Floats have no blocks.
-size_t block_bytes(WeightType type) {
-  switch (type) {
-    case WeightType::f32: return 8 * 4;
-    case WeightType::f16:
-    case WeightType::bf16: return 8 * 2;
-    case WeightType::q4_0: return 18;
-    case WeightType::q4_1: return 20;
-    case WeightType::q5_0: return 22;
-    case WeightType::q5_1: return 24;
-    case WeightType::q8_0: return 34;
-    case WeightType::q4_k: return 144;
-    case WeightType::q5_k: return 176;
-    case WeightType::q6_k: return 210;
-  }
-  return 0;
-}
-
 template <class Word>
 void pack_words(const Word* row, int lane, int cols, Word* panel) {
   for (int k = 0; k < cols; ++k) panel[k * kLanes + lane] = row[k];
@@ -41,15 +23,15 @@ void pack_q8(const std::byte* row, int lane, int cols, std::byte* panel) {
   }
 }
 
-// q of the 32 inputs from 32 * nth on, of a GGUF block.
+// q of the 32 inputs from 32 * nth on, of a block.
 struct Values {
   uint8_t q[32];
 };
 
-// Byte i holds values i (low nibble) and i + 16. A fifth bit is bit i of a word before them.
-Values values_of_32(WeightType type, const std::byte* block) {
+// Byte i of each 16 holds values i (low nibble) and i + 16. A fifth bit is bit i of a word before them.
+Values values_of_32(WeightType type, const std::byte* block, int nth) {
   const bool has_fifth = weight_bits(type) == 5;
-  const std::byte* nibbles = block + header_bytes(type) / kLanes;
+  const std::byte* nibbles = block + header_bytes(type) / kLanes + 16 * nth;
   uint32_t fifth = 0;
   if (has_fifth) {
     std::memcpy(&fifth, nibbles, 4);
@@ -104,10 +86,13 @@ void pack_values(const Values& values, int bits, int lane, std::byte* words) {
 }
 
 void pack_32(WeightType type, const std::byte* row, int lane, int cols, std::byte* panel) {
-  for (int b = 0; b < cols / 32; ++b, row += block_bytes(type), panel += record_bytes(type)) {
+  const int depth = record_inputs(type);
+  for (int b = 0; b < cols / depth; ++b, row += block_bytes(type), panel += record_bytes(type)) {
     std::memcpy(panel + 2 * lane, row, 2);
     if (header_bytes(type) == 64) std::memcpy(panel + 32 + 2 * lane, row + 2, 2);
-    pack_values(values_of_32(type, row), weight_bits(type), lane, panel + header_bytes(type));
+    for (int nth = 0; nth < depth / 32; ++nth)
+      pack_values(values_of_32(type, row, nth), weight_bits(type), lane,
+                  panel + header_bytes(type) + nth * 4 * kLanes * weight_bits(type));
   }
 }
 
@@ -156,7 +141,9 @@ void pack_row(WeightType type, const std::byte* row, int lane, int cols, std::by
     case WeightType::q4_0:
     case WeightType::q4_1:
     case WeightType::q5_0:
-    case WeightType::q5_1: return pack_32(type, row, lane, cols, panel);
+    case WeightType::q5_1:
+    case WeightType::q4_g32:
+    case WeightType::q4_g128: return pack_32(type, row, lane, cols, panel);
     case WeightType::q8_0: return pack_q8(row, lane, cols, panel);
     case WeightType::q4_k:
     case WeightType::q5_k: return pack_k(type, row, lane, cols, panel);
@@ -175,10 +162,31 @@ WeightType weight_type(const std::string& name) {
   if (name == "q5_0") return WeightType::q5_0;
   if (name == "q5_1") return WeightType::q5_1;
   if (name == "q8_0") return WeightType::q8_0;
+  if (name == "q4_g32") return WeightType::q4_g32;
+  if (name == "q4_g128") return WeightType::q4_g128;
   if (name == "q4_k") return WeightType::q4_k;
   if (name == "q5_k") return WeightType::q5_k;
   if (name == "q6_k") return WeightType::q6_k;
   fail("unknown weight type ", name);
+}
+
+size_t block_bytes(WeightType type) {
+  switch (type) {
+    case WeightType::f32: return 8 * 4;
+    case WeightType::f16:
+    case WeightType::bf16: return 8 * 2;
+    case WeightType::q4_0: return 18;
+    case WeightType::q4_1: return 20;
+    case WeightType::q5_0: return 22;
+    case WeightType::q5_1: return 24;
+    case WeightType::q8_0: return 34;
+    case WeightType::q4_g32: return 20;
+    case WeightType::q4_g128: return 68;
+    case WeightType::q4_k: return 144;
+    case WeightType::q5_k: return 176;
+    case WeightType::q6_k: return 210;
+  }
+  return 0;
 }
 
 Weight::Weight(ThreadPool& pool, WeightType type, int rows, int cols, const std::byte* data, size_t bytes)

@@ -11,10 +11,13 @@ namespace headrace {
 
 WeightType weight_type(const std::string& name);
 
+// Of a block as files store it, of as many values as a record has inputs. Floats have no blocks.
+size_t block_bytes(WeightType type);
+
 // A matrix [rows outputs, cols inputs] in panels of 16 outputs; see kernels.h for their layout.
 class Weight {
  public:
-  // `data` holds exactly the rows as GGUF stores them; it is copied.
+  // `data` holds exactly the rows as files store them; it is copied.
   Weight(ThreadPool& pool, WeightType type, int rows, int cols, const std::byte* data, size_t bytes);
 
   WeightType type() const { return type_; }

@@ -27,11 +27,13 @@ struct Layout {  // of a block: values, bytes, the exponent that its halves get,
   size_t values, size;
   uint16_t exponent;
   std::vector<size_t> halves;
+  bool has_offset = false;  // a whole number, as the second half
 };
 const std::map<std::string, Layout> kLayouts{
     {"f32", {1, 4, 0x3d00, {2}}},         {"f16", {1, 2, 0x2c00, {0}}},         {"bf16", {1, 2, 0x3d00, {0}}},
     {"q4_0", {32, 18, 0x1800, {0}}},      {"q4_1", {32, 20, 0x1800, {0, 2}}},   {"q5_0", {32, 22, 0x1400, {0}}},
     {"q5_1", {32, 24, 0x1400, {0, 2}}},   {"q8_0", {32, 34, 0x1800, {0}}},      {"q4_k", {256, 144, 0x0400, {0, 2}}},
+    {"q4_g32", {32, 20, 0x1800, {0}, true}},      {"q4_g128", {128, 68, 0x1800, {0}, true}},
     {"q5_k", {256, 176, 0x0400, {0, 2}}}, {"q6_k", {256, 210, 0x0000, {208}}},
 };
 
@@ -47,8 +49,13 @@ std::unique_ptr<Weight> make(ThreadPool& pool, const std::string& name, int rows
     data[i] = static_cast<std::byte>(half & 0xff);
     data[i + 1] = static_cast<std::byte>(half >> 8);
   };
-  for (size_t i = 0; i < data.size(); i += layout.size)
+  for (size_t i = 0; i < data.size(); i += layout.size) {
     for (const size_t half : layout.halves) tame(i + half);
+    if (layout.has_offset) {  // from -15 to -8
+      data[i + 2] = static_cast<std::byte>((draw() & 1) << 7);
+      data[i + 3] = static_cast<std::byte>(0xc8 | (draw() & 3));
+    }
+  }
   return std::make_unique<Weight>(pool, type, rows, cols, data.data(), data.size());
 }
 
@@ -61,11 +68,11 @@ uint64_t hash_of(const Kernels& kernels, Rounding rounding, KvType kv) {
     kept.push_back(make(pool, type, rows, cols));
     return *kept.back();
   };
-  Program program(pool, kernels, rounding, {8, 2, 16, 64, kv}, 512);
+  Program program(pool, kernels, rounding, {9, 2, 16, 64, kv}, 512);
   const std::vector<double> frequencies{1.0, 0.5, 0.3, 0.1, 0.05, 0.02, 0.01, 0.001};
   int x = program.embed(weight("q8_0", 50, 64));
   int layer = 0;
-  for (const std::string type : {"f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0"}) {
+  for (const std::string type : {"f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_g32"}) {
     const int normed = program.rms_norm(x, weight("f32", 1, 64), 1e-5f);
     const int qkv = program.linear(normed, {&weight(type, 128, 64)}, {});
     const int seen = program.attention(qkv, layer, {4, 2, 16, 0.25f}, frequencies, layer % 2 == 0);
@@ -74,7 +81,7 @@ uint64_t hash_of(const Kernels& kernels, Rounding rounding, KvType kv) {
     const int hidden = program.silu_mul(program.linear(x, {&weight(type, 192, 64)}, {}));
     x = program.add(x, program.linear(hidden, {&weight(type, 64, 96)}, {}));
   }
-  for (const std::string type : {"q4_k", "q5_k", "q6_k"}) {  // of rows four times as wide
+  for (const std::string type : {"q4_g128", "q4_k", "q5_k", "q6_k"}) {  // of rows four times as wide
     const int normed = program.rms_norm(x, weight("f32", 1, 64), 1e-5f);
     const int wide = program.linear(normed, {&weight("f16", 256, 64)}, {});
     x = program.add(x, program.linear(wide, {&weight(type, 64, 256)}, {}));

@@ -1,0 +1,223 @@
+"""AWQ and GPTQ folders: the same bits as the plain model that they stand for, or one clear line."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headrace.core.base.errors import ConfigError
+from headrace.core.base.types import BlockId
+from headrace.models.groups import Grouping, grouped_view
+from headrace.models.load import LoadedModel, load_model
+from headrace.ops.interface import StepBatch, WeightType
+from headrace.ops.native.backend import NativeBackend
+from support.greedy import compile_model
+from support.groups import Stored, grouped_tensors, random_matrix, write_model, write_pair
+from support.model_files import RecordingBackend
+from support.ops_rig import values_of
+
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": False, "desc_act": False}
+V2 = {"checkpoint_format": "gptq_v2"}
+SYM8 = {"bits": 8, "sym": True}
+
+KINDS = [
+    AWQ,
+    AWQ | {"group_size": 64},
+    AWQ | {"group_size": 32, "version": "GEMM"},
+    GPTQ,
+    GPTQ | {"group_size": -1, "sym": True},
+    GPTQ | {"group_size": 1 << 31, "sym": True},
+    GPTQ | V2 | {"group_size": 32},
+    GPTQ | SYM8,
+    GPTQ | SYM8 | V2 | {"group_size": 32},
+]
+SIZES = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 1}
+
+
+def label(kind: dict[str, Any]) -> str:
+    return f"{kind['quant_method']}-{kind['bits']}-{kind['group_size']}-{len(kind)}"
+
+
+def backend_named(name: str) -> Any:
+    if name == "torch":
+        from headrace.ops.torch.backend import TorchBackend
+
+        return TorchBackend()
+    return NativeBackend(threads=2, activations="f32")
+
+
+def logits(backend: Any, loaded: LoadedModel) -> list[list[float]]:
+    program = compile_model(backend, loaded.model, num_blocks=2, max_tokens=20)
+    tokens = [7 * i % 250 for i in range(20)]
+    program.run(StepBatch(tokens, [0, 20], [0], [[BlockId(0), BlockId(1)]], list(range(20))))
+    return program.logits()
+
+
+@pytest.mark.parametrize("backend_name", ["native", "torch"])
+@pytest.mark.parametrize("kind", KINDS, ids=label)
+def test_logits_are_those_of_the_plain_model(
+    tmp_path: Path, kind: dict[str, Any], backend_name: str
+) -> None:
+    grouped, plain = (
+        logits(backend, load_model(path, backend))
+        for path in write_pair(tmp_path, kind, SIZES)
+        for backend in [backend_named(backend_name)]
+    )
+    assert grouped == plain
+    assert np.std(grouped) > 0.1
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=label)
+def test_blocks_mean_what_the_tensors_say(kind: dict[str, Any]) -> None:
+    """Of sizes at which tiles, groups and blocks end before they are full."""
+    rows, cols = 200, 160
+    q, zeros, scales, values = random_matrix(np.random.default_rng(1), rows, cols, kind)
+    tensors = grouped_tensors("w", q, zeros, scales, kind)
+    grouping = Grouping(
+        kind["quant_method"],
+        kind["bits"],
+        max(kind["group_size"], 0),
+        int(kind["quant_method"] == "gptq" and "checkpoint_format" not in kind),
+    )
+    data = {name.removeprefix("w."): memoryview(raw) for name, (_, _, raw) in tensors.items()}
+    view = grouped_view(Path("w"), grouping, "w", (rows, cols), data)
+    assert (values_of(view) == values).all()
+
+
+def test_the_type_is_the_smallest_that_is_exact(tmp_path: Path) -> None:
+    expected = {
+        128: {WeightType.Q4_G128},
+        64: {WeightType.Q4_G32},
+        -1: {WeightType.Q4_G128},
+    }
+    for size, types in expected.items():
+        backend = RecordingBackend()
+        load_model(write_pair(tmp_path / str(size), GPTQ | {"group_size": size}, SIZES)[0], backend)
+        assert {type_ for type_, *_ in backend.loaded.values()} == types | {"f32"}
+
+
+def test_what_is_said_of_the_model(tmp_path: Path) -> None:
+    grouped, plain = (
+        load_model(path, RecordingBackend()) for path in write_pair(tmp_path, AWQ, SIZES)
+    )
+    assert grouped.description.num_parameters == plain.description.num_parameters
+    assert grouped.description.weight_types == "f32 + awq 4-bit"
+    assert grouped.model.digest != plain.model.digest
+
+
+def test_the_same_tensors_read_otherwise_are_another_model(tmp_path: Path) -> None:
+    path = write_pair(tmp_path, GPTQ, SIZES)[0]
+    digests = set()
+    for layout in ("gptq", "gptq_v2"):
+        change(path, checkpoint_format=layout)
+        digests.add(load_model(path, RecordingBackend()).model.digest)
+    assert len(digests) == 2
+
+
+def test_some_layers_may_be_plain(tmp_path: Path) -> None:
+    """`modules_to_not_convert` and the like: what is there as a weight is read as one."""
+    grouped, plain = write_pair(tmp_path, AWQ, SIZES)
+    tensors, floats = stored(grouped), stored(plain)
+    name = "model.layers.0.mlp.down_proj"
+    mixed = {key: value for key, value in tensors.items() if not key.startswith(name)}
+    mixed[f"{name}.weight"] = floats[f"{name}.weight"]
+    write_model(grouped, json.loads((grouped / "config.json").read_text()), mixed)
+    backend = backend_named("native")
+    assert logits(backend, load_model(grouped, backend)) == logits(
+        backend, load_model(plain, backend)
+    )
+
+
+def test_biases_of_zeros_are_none(tmp_path: Path) -> None:
+    path = write_pair(tmp_path, GPTQ, SIZES)[0]
+    config, tensors = json.loads((path / "config.json").read_text()), stored(path)
+    name = "model.layers.0.mlp.down_proj.bias"
+    load_model(
+        write_model(path, config, tensors | {name: ("F16", [128], bytes(256))}), RecordingBackend()
+    )
+    write_model(path, config, tensors | {name: ("F16", [128], b"\1" + bytes(255))})
+    assert f"{name} is not part" in fault(path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "message"),
+    [
+        (GPTQ, {"quant_method": None}, "quantised by ''"),
+        (GPTQ, {"quant_method": "bitsandbytes"}, "quantised by 'bitsandbytes'"),
+        (AWQ, {"version": "gemv"}, "packed for 'gemv'"),
+        (AWQ, {"bits": 8}, "awq weights of 8 bits"),
+        (GPTQ, {"bits": 3}, "gptq weights of 3 bits"),
+        (GPTQ, {"bits": None}, "bits is missing"),
+        (GPTQ, {"checkpoint_format": "marlin"}, "packed for 'marlin'"),
+        (GPTQ, {"is_marlin_format": True}, "packed for 'marlin'"),
+        (GPTQ, {"group_size": 16}, "groups of 16 inputs"),
+        (GPTQ, {"group_size": 0}, "groups of 0 inputs"),
+        (GPTQ, {"pack_dtype": "int16"}, "other words"),
+        (GPTQ, {"dynamic": {"+:.*down.*": {"bits": 8}}}, "in different ways"),
+        (GPTQ, {"group_size": 64}, "q_proj.qzeros has shape [1, 16]; [2, 16] is needed"),
+        (GPTQ, {"bits": 8}, "q_proj.qweight has shape [16, 128]; [32, 128] is needed"),
+        (AWQ, {"quant_method": "gptq"}, "q_proj.qweight has shape [128, 16]; [16, 128]"),
+    ],
+)
+def test_refuses_what_it_does_not_read(
+    tmp_path: Path, kind: dict[str, Any], changes: dict[str, Any], message: str
+) -> None:
+    path = write_pair(tmp_path, kind, SIZES)[0]
+    change(path, **changes)
+    assert message in fault(path)
+
+
+def test_refuses_inputs_in_the_order_of_their_activations(tmp_path: Path) -> None:
+    path = write_pair(tmp_path, GPTQ | {"group_size": 64}, SIZES)[0]
+    tensors = stored(path)
+    name = "model.layers.0.self_attn.k_proj.g_idx"
+    kind, shape, data = tensors[name]
+    tensors[name] = kind, shape, np.frombuffer(data, np.int32)[::-1].tobytes()
+    write_model(path, json.loads((path / "config.json").read_text()), tensors)
+    assert "k_proj.weight: inputs are in the order of their activations" in fault(path)
+
+
+def test_refuses_asymmetric_weights_of_8_bits(tmp_path: Path) -> None:
+    path = write_pair(tmp_path, GPTQ | {"bits": 8}, SIZES)[0]
+    assert "8-bit weights are not symmetric" in fault(path)
+
+
+@pytest.mark.parametrize("part", ["qweight", "qzeros", "scales"])
+def test_refuses_a_matrix_with_a_part_missing_or_of_another_type(tmp_path: Path, part: str) -> None:
+    path = write_pair(tmp_path, AWQ, SIZES)[0]
+    config, tensors = json.loads((path / "config.json").read_text()), stored(path)
+    name = f"model.layers.0.self_attn.o_proj.{part}"
+    _, shape, data = tensors.pop(name)
+    write_model(path, config, tensors)
+    assert f"{name} is missing" in fault(path)
+    tensors[name] = ("BF16" if part == "scales" else "F32"), shape, data
+    write_model(path, config, tensors)
+    assert f"{name} has type" in fault(path)
+
+
+def change(path: Path, **quantization: object) -> None:
+    config = json.loads((path / "config.json").read_text())
+    config["quantization_config"] |= quantization
+    (path / "config.json").write_text(json.dumps(config))
+
+
+def stored(path: Path) -> Stored:
+    """The tensors of a folder, as `write_model` takes them."""
+    from headrace.models.safetensors import SafetensorsFolder
+
+    names = {"f32": "F32", "f16": "F16", "i32": "I32"}
+    return {
+        name: (names[tensor.type], tensor.shape, bytes(tensor.data))
+        for name, tensor in SafetensorsFolder(path).tensors.items()
+    }
+
+
+def fault(path: Path) -> str:
+    with pytest.raises(ConfigError) as raised:
+        load_model(path, RecordingBackend())
+    assert str(path) in raised.value.message
+    assert "\n" not in raised.value.message
+    return raised.value.message
