@@ -237,5 +237,7 @@ class RecordingBackend:
     def weight_bytes(self) -> int:
         return sum(len(data) for _, _, _, data in self.loaded.values())
 
-    def compile(self, forward: object, kv: object, max_tokens: int) -> Program:
+    def compile(
+        self, forward: object, kv: object, max_tokens: int, kv_file: object = None
+    ) -> Program:
         raise NotImplementedError
