@@ -95,7 +95,7 @@ def test_an_engine_that_does_not_even_say_how_it_is_loses_its_calls(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("headrace.cluster.gateway.watch.LOOK_TIMEOUT_S", 0.1)
-    with bad_and_good(stub.hangs()) as (gateway, bad, _):
+    with bad_and_good(stub.hangs(), silence_timeout_s=1) as (gateway, bad, _):
         bad.health = 0
         response = ask(gateway)
         assert (response.status_code, response.content) == (200, GOOD_BYTES)
@@ -110,7 +110,7 @@ def test_a_stream_that_stalls_with_its_engine_ends_with_an_error(
 ) -> None:
     monkeypatch.setattr("headrace.cluster.gateway.watch.LOOK_TIMEOUT_S", 0.1)
     begun = stub.STREAM_HEAD + stub.chunk(stub.event("one"))
-    with stub_engine(stub.hangs(begun)) as engine, running_gateway(engine.url) as gateway:
+    with gateway_over(stub.hangs(begun), silence_timeout_s=1) as (gateway, (engine,)):
         engine.health = 0
         response = ask(gateway)
         assert response.status_code == 200

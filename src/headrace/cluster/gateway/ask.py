@@ -36,7 +36,6 @@ _encode = msgspec.json.Encoder(order="sorted").encode
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
     model: str  # "" = any
-    is_stream: bool
     block_names: tuple[bytes, ...]
     num_tokens: int  # of the prompt, estimated from its bytes
     num_choices: int
@@ -49,7 +48,6 @@ class _Body(msgspec.Struct):
     """Fields of all routes; their values stay as they are until somebody asks."""
 
     model: msgspec.Raw = _ABSENT
-    stream: msgspec.Raw = _ABSENT
     messages: msgspec.Raw = _ABSENT
     prompt: msgspec.Raw = _ABSENT
     input: msgspec.Raw = _ABSENT
@@ -82,7 +80,6 @@ def read_ask(path: str, body: bytes, session: str = "") -> Ask:
     stated = [limit for raw in limits if (limit := _value(raw, int, -1)) >= 0]
     return Ask(
         model=model,
-        is_stream=_value(fields.stream, bool, False),
         block_names=_names(_encode(root), parts[0]),
         num_tokens=1 + sum(map(len, parts)) // BYTES_PER_TOKEN,
         num_choices=max(1, min(_value(fields.n, int, 1), MAX_CHOICES)) * num_prompts,

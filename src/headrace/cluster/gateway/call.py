@@ -169,6 +169,8 @@ def reason_of(error: BaseException) -> str:
     """Without addresses, and without what was said on the connection."""
     if isinstance(error, TimeoutError):
         return "no answer in time"
+    if isinstance(error, aiohttp.ClientSSLError):
+        return "cannot connect: TLS failed"
     if isinstance(error, aiohttp.ClientConnectorError):
         number = error.os_error.errno
         return f"cannot connect: {os.strerror(number).lower() if number else 'no such host'}"

@@ -77,11 +77,12 @@ class Gateway:
         self._watching = asyncio.create_task(self._watch())
 
     async def _watch(self) -> None:
+        cluster = self.config.cluster
         async with open_session() as self._session, asyncio.TaskGroup() as tasks:
             for engine in self.engines:
-                watch = Watch(engine, self._session, self)
+                watch = Watch(engine, self._session, self, cluster.silence_timeout_s)
                 self._watches[engine.name] = watch
-                tasks.create_task(watch.run(self.config.cluster.engine_poll_s))
+                tasks.create_task(watch.run(cluster.engine_poll_s))
 
     def close(self) -> None:
         """The loop awaits what this cancels."""

@@ -60,6 +60,8 @@ class Relay:
 
 
 class Journey:
+    """One request under way."""
+
     def __init__(
         self,
         gateway: Gateway,
@@ -140,6 +142,7 @@ class Journey:
         try:
             timeout_s = gateway.config.cluster.engine_first_byte_s
             await call.begin(self._path, headers, self._body, timeout_s)
+            self._body = b""  # nobody else will be asked
             await self._pass_on(call, engine)
         except Fault as fault:
             gateway.failed(engine, self._request_id, fault)

@@ -1,13 +1,12 @@
 """Looks at one engine again and again: whether it is up, what it serves, how busy it is.
 
-Decides when an engine is down: at once where it says so or where nobody listens; after a few looks
-without an answer else, since a busy one may be slow to say how it is.
+Decides when an engine is down: at once where it says so or where nobody listens; else when it has
+not answered for a while, since a busy one may be slow to say how it is.
 """
 
 import asyncio
 import logging
 import time
-from collections import deque
 from contextlib import suppress
 from typing import Final, Protocol
 
@@ -18,11 +17,10 @@ from yarl import URL
 from headrace.cluster.gateway.call import Fault, read_bounded, reason_of
 from headrace.cluster.gateway.engine import Engine
 from headrace.cluster.gateway.load_page import load_of
-from headrace.core.base.types import Ns
+from headrace.core.base.types import NS_PER_S, Ns
 from headrace.core.router.events import WorkerLoad
 
 LOOK_TIMEOUT_S: Final = 2.0
-LOOKS_IN_VAIN: Final = 3  # without an answer, until the engine is down
 LOOKS_PER_LIST: Final = 20  # its models are asked for that often while it is up
 MAX_ANSWER_BYTES: Final = 16 << 20
 
@@ -57,14 +55,20 @@ class _List(msgspec.Struct):
 
 
 class Watch:
-    def __init__(self, engine: Engine, session: aiohttp.ClientSession, listener: Listener) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        session: aiohttp.ClientSession,
+        listener: Listener,
+        silence_timeout_s: float,
+    ) -> None:
         self._engine = engine
         self._session = session
         self._listener = listener
         self._wake = asyncio.Event()
         self._num_looks = 0
-        # When the last looks began that had no answer, in a row.
-        self._in_vain_ns: deque[Ns] = deque(maxlen=LOOKS_IN_VAIN)
+        self._silence_timeout_ns = round(silence_timeout_s * NS_PER_S)
+        self._answered_ns = Ns(time.monotonic_ns())  # last
         self._has_page = True
 
     async def run(self, pause_s: float) -> None:
@@ -81,7 +85,6 @@ class Watch:
         self._wake.set()
 
     async def _look(self) -> None:
-        began_ns = Ns(time.monotonic_ns())
         self._engine.lose_cut_off_calls()
         try:
             async with asyncio.timeout(LOOK_TIMEOUT_S):
@@ -91,16 +94,16 @@ class Watch:
         except aiohttp.ClientConnectorError as error:
             self._listener.went_down(self._engine, reason_of(error))
         except _TROUBLES as error:
-            self._in_vain(began_ns, str(error) if isinstance(error, Fault) else reason_of(error))
+            self._in_vain(str(error) if isinstance(error, Fault) else reason_of(error))
         else:
-            self._in_vain_ns.clear()
+            self._answered_ns = Ns(time.monotonic_ns())
             await self._read_load()
 
-    def _in_vain(self, began_ns: Ns, reason: str) -> None:
-        self._in_vain_ns.append(began_ns)
-        if len(self._in_vain_ns) == LOOKS_IN_VAIN:
+    def _in_vain(self, reason: str) -> None:
+        silent_since_ns = Ns(time.monotonic_ns() - self._silence_timeout_ns)
+        if self._answered_ns <= silent_since_ns:
             self._listener.went_down(self._engine, reason)
-            self._engine.lose_calls(reason, silent_since_ns=self._in_vain_ns[0])
+            self._engine.lose_calls(reason, silent_since_ns)
 
     async def _ask(self) -> None:
         status, _ = await self._get("/health")

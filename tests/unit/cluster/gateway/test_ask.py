@@ -28,10 +28,8 @@ def is_prefix(short: Ask, long: Ask) -> bool:
 
 
 def test_fields_that_routing_depends_on() -> None:
-    found = ask(
-        model="m", prompt=LONG, stream=True, n=3, max_tokens=7, priority=-2, user="somebody"
-    )
-    assert (found.model, found.is_stream, found.num_choices) == ("m", True, 3)
+    found = ask(model="m", prompt=LONG, n=3, max_tokens=7, priority=-2, user="somebody")
+    assert (found.model, found.num_choices) == ("m", 3)
     assert (found.max_tokens, found.priority, found.session) == (7, -2, "somebody")
     assert found.num_tokens == 1 + len(LONG) // 4
     assert len(found.block_names) == len(LONG) // BLOCK_BYTES
@@ -102,7 +100,7 @@ ANY_JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
     max_leaves=6,
 )
-FIELDS = ["model", "stream", "messages", "prompt", "input", "n", "max_tokens", "user", "priority"]
+FIELDS = ["model", "messages", "prompt", "input", "n", "max_tokens", "user", "priority"]
 
 
 @given(st.dictionaries(st.sampled_from(FIELDS), ANY_JSON))
