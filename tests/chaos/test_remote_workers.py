@@ -88,6 +88,26 @@ def test_workers_come_and_go_and_no_byte_differs(config: Config, port: int) -> N
         assert answers(cluster.text_engine, asked) == wanted
 
 
+def test_prompts_are_handed_on_between_workers_that_came(config: Config, port: int) -> None:
+    asked = requests(6)
+    wanted = undisturbed(config, asked)
+    with (
+        remote_worker(port, role="prefill", name="p"),
+        remote_worker(port, role="decode", name="d"),
+    ):
+        cluster = boot_cluster(replace(config, cluster=replace(config.cluster, handoff="always")))
+        try:
+            wait_until(lambda: len(names(cluster)) == 2)
+            assert answers(cluster.text_engine, asked) == wanted
+            addresses = [ready.kv_address for ready in cluster.ready]
+            assert all("|tcp:" in address for address in addresses)
+            wait_until(lambda: cluster.engine.stats().num_pinned_blocks == 0)
+            wait_until(lambda: cluster.engine.stats().num_hit_tokens > 0)
+            cluster.engine.check()
+        finally:
+            cluster.close()
+
+
 @pytest.mark.slow
 def test_a_worker_that_was_taken_for_lost_comes_again(config: Config, port: int) -> None:
     asked = requests(4)

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
+from headrace.adapters.handshake import read_secret
 from headrace.cluster.door import Door
 from headrace.cluster.fleet import Fleet, Slot
 from headrace.cluster.front import ClusterEngine
-from headrace.cluster.handshake import read_secret
 from headrace.cluster.process import LocalProcess, WorkerProcess
 from headrace.cluster.remote import address_of
 from headrace.cluster.wire import Configure, Ready

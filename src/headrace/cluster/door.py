@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from typing import Final
 
-from headrace.cluster.handshake import GREETING_BYTES, greeting, stream_secret
+from headrace.adapters.handshake import GREETING_BYTES, greeting, stream_secret
 from headrace.cluster.process import RemoteProcess
 from headrace.cluster.wire import Hello
 from headrace.core.base.errors import TransferError

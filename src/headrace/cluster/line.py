@@ -4,7 +4,7 @@ import socket
 from contextlib import suppress
 from typing import Final
 
-from headrace.cluster.frames import FrameReader, FrameWriter, direction_key
+from headrace.adapters.frames import FrameReader, FrameWriter, direction_key
 from headrace.cluster.wire import (
     FROM_WORKER,
     TO_WORKER,

@@ -11,11 +11,12 @@ import time
 from contextlib import suppress
 from typing import Final
 
-from headrace.cluster.handshake import GREETING_BYTES, greeting, stream_secret
+from headrace.adapters.handshake import GREETING_BYTES, greeting, stream_secret
 from headrace.cluster.wire import Hello
 from headrace.cluster.worker import WorkerLine, serve
 from headrace.core.base.errors import ConfigError, TransferError
 from headrace.core.base.worker import Role
+from headrace.live.boot import AsWorker
 
 _log = logging.getLogger(__name__)
 
@@ -47,7 +48,8 @@ def serve_front(
                 line.send(Hello(name=name, role=role))
                 _log.warning("connected to the front end at %s port %d", host, port)
                 delay_s = FIRST_DELAY_S
-                serve(line)
+                # Other machines reach this one where the front end does.
+                serve(line, as_worker=AsWorker(stream.getsockname()[0], secret))
         except (EOFError, OSError, TransferError) as error:
             _log.warning("no front end at %s port %d: %s", host, port, str(error) or "it is gone")
         if not is_persistent:

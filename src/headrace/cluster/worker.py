@@ -18,7 +18,7 @@ from dataclasses import replace
 
 import msgspec
 
-from headrace.cluster.frames import FrameReader, FrameWriter, direction_key
+from headrace.adapters.frames import FrameReader, FrameWriter, direction_key
 from headrace.cluster.wire import (
     FROM_WORKER,
     PROTOCOL,
@@ -63,7 +63,7 @@ from headrace.core.base.request import SeqSpec, Slo
 from headrace.core.base.types import Ns
 from headrace.core.config.resolve import MachineFacts
 from headrace.core.telemetry import Counters, Telemetry
-from headrace.live.boot import Booted, boot
+from headrace.live.boot import AsWorker, Booted, boot
 from headrace.live.machine import machine_facts
 
 _log = logging.getLogger(__name__)
@@ -233,7 +233,12 @@ def _configuration(line: WorkerLine) -> tuple[Configure, list[ToWorker]]:
     return first, rest
 
 
-def serve(line: WorkerLine, *, on_lost: Callable[[], None] = lambda: None) -> None:
+def serve(
+    line: WorkerLine,
+    *,
+    on_lost: Callable[[], None] = lambda: None,
+    as_worker: AsWorker = AsWorker(),  # noqa: B008, which is frozen
+) -> None:
     """Until the front end is gone, which is an EOFError or an OSError; `on_lost` hears of it at
     once while the model loads. What keeps the worker from serving is told as Unfit, and a
     ConfigError; so is it where the front end does not want it.
@@ -242,12 +247,12 @@ def serve(line: WorkerLine, *, on_lost: Callable[[], None] = lambda: None) -> No
     is_over = threading.Event()
     threading.Thread(target=_beat, args=(line, workers, is_over, on_lost), daemon=True).start()
     try:
-        _serve(line, workers)
+        _serve(line, workers, as_worker)
     finally:
         is_over.set()
 
 
-def _serve(line: WorkerLine, workers: list[Worker]) -> None:
+def _serve(line: WorkerLine, workers: list[Worker], as_worker: AsWorker) -> None:
     try:
         asked, rest = _configuration(line)
         logging.basicConfig(level=asked.config.telemetry.log_level.upper())
@@ -255,7 +260,7 @@ def _serve(line: WorkerLine, workers: list[Worker]) -> None:
             asked.config,
             machine=shared_facts(asked.num_sharing),
             on_progress=lambda stage, done, total: line.send(Loading(stage, done, total)),
-            is_worker=True,
+            worker=as_worker,
         )
     except ConfigError as error:
         line.send(Unfit(error.message, error.hint))
@@ -293,8 +298,9 @@ def shared_facts(num_sharing: int) -> MachineFacts:
 
 
 def main() -> None:
-    # A terminal's Ctrl-C reaches the whole group; the front end decides what it means.
+    # A terminal's Ctrl-C, or its end, reaches the whole group; the front end decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     stream = socket.socket(fileno=int(sys.argv[1]))
     try:
         # Nobody waits for what loads when the front end is gone.

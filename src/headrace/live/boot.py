@@ -12,8 +12,9 @@ from typing import Any
 
 from headrace.adapters.executors.model import ModelExecutor
 from headrace.adapters.executors.port import Executor
+from headrace.adapters.movers.mover import PoolMover
+from headrace.adapters.movers.pool import SharedPool
 from headrace.adapters.movers.port import Mover
-from headrace.adapters.movers.shared import SharedMover, SharedPool
 from headrace.core.base.errors import ConfigError, DeviceError, InvariantError
 from headrace.core.base.plan import WorkerSpec
 from headrace.core.config.ledger import ByteLedger, KvPlan
@@ -79,20 +80,30 @@ def identity_of(spec: WorkerSpec, device: DeviceConfig) -> str:
     return f"{spec.model_digest} {spec.kv_dtype} {device.backend} {device.activations} {isa}"
 
 
+@dataclass(frozen=True, slots=True)
+class AsWorker:
+    """What makes an engine one of several: where workers of other machines find its KV, if they
+    may, and what they have to know.
+    """
+
+    kv_host: str = ""
+    secret: bytes = b""
+
+
 def boot(
     config: Config,
     *,
     machine: MachineFacts | None = None,
     on_progress: Progress | None = None,
     executor: Executor | None = None,
-    is_worker: bool = False,
+    worker: AsWorker | None = None,
 ) -> Booted:
     """Load the model and start its engine.
 
     `machine` is what may be used of this one, where that is not all of it. `executor` replaces the
-    backend's own, for tests and dry runs; its spec then decides the KV pool. An engine that
-    `is_worker` of several knows from the start how long its steps take, for a second of that, and
-    other workers of this machine can copy KV from it where the backend allows. Raises ConfigError.
+    backend's own, for tests and dry runs; its spec then decides the KV pool. As a `worker` of
+    several it knows from the start how long its steps take, for a second of that, and others can
+    copy KV from it where the backend allows. Raises ConfigError.
     """
     # Measured before the model takes its share, so that it counts all that there is to give.
     machine = machine_facts() if machine is None else machine
@@ -106,7 +117,7 @@ def boot(
         on_progress=_stage(on_progress, "load"),
     )
     try:
-        return _booted(config, machine, loaded, backend, executor, is_worker)
+        return _booted(config, machine, loaded, backend, executor, worker)
     except BaseException:
         loaded.close()
         raise
@@ -118,18 +129,19 @@ def _booted(
     loaded: LoadedModel,
     backend: Backend[Any, Any],
     executor: Executor | None,
-    is_worker: bool,
+    worker: AsWorker | None,
 ) -> Booted:
     resolution, kv = plan_memory(config, machine, loaded, backend)
     config = resolution.config
     mover = None
-    if is_worker and config.device.backend == "native" and hasattr(os, "memfd_create"):
-        mover = SharedMover(SharedPool(kv.num_blocks, kv.block_bytes))
+    if worker and config.device.backend == "native" and hasattr(os, "memfd_create"):
+        pool = SharedPool(kv.num_blocks, kv.block_bytes)
+        mover = PoolMover(pool, host=worker.kv_host, secret=worker.secret)
     if executor is None:
         executor = _make_executor(config, loaded, backend, kv, mover)
     # The first request may be refused, so times must be known before it comes. The budget learns
     # them from the steps that run anyway.
-    calibrates = is_worker or config.scheduler.early_reject
+    calibrates = worker is not None or config.scheduler.early_reject
     engine = _start_engine(config, executor, mover, calibrates)
     text_engine = TextEngine(
         engine,
@@ -216,7 +228,7 @@ def _make_executor(
     loaded: LoadedModel,
     backend: Backend[Any, Any],
     kv: KvPlan,
-    mover: SharedMover | None,
+    mover: PoolMover | None,
 ) -> Executor:
     try:
         return ModelExecutor(

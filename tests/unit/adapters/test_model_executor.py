@@ -299,12 +299,12 @@ def test_close_finishes_the_step_and_frees_the_device() -> None:
 def test_a_model_that_does_not_fit_leaves_no_thread() -> None:
     class FullBackend(RecordingBackend):
         def compile(
-        self,
-        forward: object,
-        kv: KvLayout,
-        max_tokens: int,
-        kv_file: KvFile | None = None,
-    ) -> RecordingProgram:
+            self,
+            forward: object,
+            kv: KvLayout,
+            max_tokens: int,
+            kv_file: KvFile | None = None,
+        ) -> RecordingProgram:
             raise DeviceError("the KV pool does not fit")
 
     threads = {*threading.enumerate()}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.cluster.frames import (
+from headrace.adapters.frames import (
     MAX_FRAME_BYTES,
     FrameReader,
     FrameWriter,
@@ -18,9 +18,7 @@ KEY = direction_key(b"secret", "to worker")
 
 
 @given(st.lists(st.binary(max_size=300), max_size=8), st.lists(st.integers(1, 400), min_size=1))
-def test_messages_arrive_however_the_stream_is_cut(
-    payloads: list[bytes], cuts: list[int]
-) -> None:
+def test_messages_arrive_however_the_stream_is_cut(payloads: list[bytes], cuts: list[int]) -> None:
     writer, reader = FrameWriter(KEY), FrameReader(KEY)
     stream = b"".join(writer.frame(payload) for payload in payloads)
     got, start, turn = [], 0, 0

@@ -1,4 +1,5 @@
-"""Who may be a worker: both ends prove that they know the secret, and agree on one for this stream.
+"""Who belongs to a cluster: both ends of a stream prove that they know its secret, and agree on
+one for this stream.
 
 Each end sends a greeting, 8 letters and 32 bytes that nobody can foresee; the stream's secret is a
 keyed BLAKE2b of both. So a frame proves that its sender knows the secret, and none can be played

@@ -1,0 +1,109 @@
+"""PoolMover: the Mover over a pool in shared memory, for others on this machine and beyond.
+
+Decides which of a source's addresses to use; refuses to know which blocks are worth copying.
+"""
+
+import logging
+import queue
+import threading
+from collections.abc import Sequence
+from typing import Protocol
+
+from headrace.adapters.movers.pool import SharedPool, SharedSource, is_alive, is_here
+from headrace.adapters.movers.port import OnCopyDone
+from headrace.adapters.movers.tcp import BlockServer, BrokenCopy, TcpSource
+from headrace.core.base.errors import TransferError
+from headrace.core.base.events import BlockRemoved, BlockStored, CopyDone, StartCopy
+from headrace.core.base.types import BlockId
+
+_log = logging.getLogger(__name__)
+
+BETWEEN = "|"  # addresses of one place
+
+
+class Source(Protocol):
+    def copy(
+        self, names: Sequence[bytes], pool: SharedPool, block_ids: Sequence[BlockId]
+    ) -> int: ...
+
+    def close(self) -> None: ...
+
+
+class PoolMover:
+    """Copies run one after another on a thread of its own. With a `host` and a `secret`, workers of
+    other machines may copy from here, and this one from them. OSError where that host cannot be
+    listened at.
+    """
+
+    def __init__(self, pool: SharedPool, *, host: str = "", secret: bytes = b"") -> None:
+        self.pool = pool
+        self._secret = secret
+        self._server = BlockServer(pool, host, secret) if host else None
+        self._block_of: dict[bytes, BlockId] = {}
+        self._inbox: queue.SimpleQueue[tuple[StartCopy, OnCopyDone] | None] = queue.SimpleQueue()
+        self._sources: dict[str, Source] = {}
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._run, name="headrace-mover", daemon=True)
+        self._thread.start()
+
+    @property
+    def address(self) -> str:
+        return BETWEEN.join((self.pool.address, *((self._server.address,) if self._server else ())))
+
+    def publish(self, changes: Sequence[BlockStored | BlockRemoved]) -> None:
+        for change in changes:
+            if isinstance(change, BlockStored):
+                self._block_of[change.name] = change.block_id
+                self.pool.name_block(change.block_id, change.name)
+            else:
+                self.pool.forget_block(self._block_of.pop(change.name))
+
+    def start(self, copy: StartCopy, on_done: OnCopyDone) -> None:
+        self._inbox.put((copy, on_done))
+
+    def close(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            if self._server is not None:
+                self._server.close()
+            self._inbox.put(None)
+            self._thread.join()
+            for source in self._sources.values():
+                source.close()
+            self.pool.close()
+
+    def _run(self) -> None:
+        while (work := self._inbox.get()) is not None:
+            copy, on_done = work
+            num_blocks, error = 0, "the worker is ending"
+            try:
+                if not self._is_closed:
+                    num_blocks = self._copy(copy)
+                    is_whole = num_blocks == len(copy.names)
+                    error = "" if is_whole else "the source no longer has it"
+            except Exception as fault:
+                if isinstance(fault, BrokenCopy):
+                    num_blocks = fault.num_blocks
+                error = str(fault)
+                _log.warning("KV from another worker is computed here instead: %s", fault)
+            on_done(CopyDone(copy.copy_id, num_blocks, error))
+
+    def _copy(self, copy: StartCopy) -> int:
+        source = self._sources.get(copy.source)
+        if source is None:
+            source = self._sources[copy.source] = self._open(copy.source)
+        try:
+            return source.copy(copy.names, self.pool, copy.block_ids)
+        except TransferError:
+            self._sources.pop(copy.source).close()
+            raise
+
+    def _open(self, place: str) -> Source:
+        """The nearest way to it."""
+        # Mappings of pools whose owners are gone hold their memory: let go of these.
+        for other in [one for one in self._sources if is_here(one) and not is_alive(one)]:
+            self._sources.pop(other).close()
+        addresses = place.split(BETWEEN)
+        if is_here(place) or len(addresses) == 1:
+            return SharedSource(addresses[0], self.pool.block_bytes)
+        return TcpSource(addresses[1], self.pool.block_bytes, self._secret)

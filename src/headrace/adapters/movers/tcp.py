@@ -1,0 +1,183 @@
+"""KV between machines: blocks by their names, over a stream whose two ends know a secret.
+
+Whoever wants blocks sends their names; whoever has them sends one block after another, and an empty
+message before the first that it has not. Every message is authenticated and numbered, requests and
+blocks alike (`adapters/frames.py`).
+"""
+
+import logging
+import socket
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Final
+
+from headrace.adapters.frames import FrameReader, FrameWriter, direction_key
+from headrace.adapters.handshake import GREETING_BYTES, greeting, stream_secret
+from headrace.adapters.movers.pool import SharedPool
+from headrace.core.base.errors import TransferError
+from headrace.core.base.types import BlockId
+from headrace.core.kv.names import NAME_BYTES
+
+_log = logging.getLogger(__name__)
+
+TO_LENDER, FROM_LENDER = "to lender", "from lender"  # directions of frames
+MAX_NAMES: Final = 1 << 16  # of one request
+PATIENCE_S: Final = 5.0  # for the next bytes
+MAX_STREAMS: Final = 64
+_CHUNK_BYTES: Final = 1 << 18
+
+
+class _Stream:
+    """Framed messages over a connected socket, one after another; waits at most PATIENCE_S."""
+
+    def __init__(self, stream: socket.socket, secret: bytes, sends: str, hears: str) -> None:
+        stream.settimeout(PATIENCE_S)
+        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.socket = stream
+        ours = greeting()
+        stream.sendall(ours)
+        theirs = b""
+        while len(theirs) < GREETING_BYTES:
+            theirs += self._receive(GREETING_BYTES - len(theirs))
+        # Whoever lends greets first in the secret, so that both ends agree on it.
+        first, second = (ours, theirs) if sends == FROM_LENDER else (theirs, ours)
+        key = stream_secret(secret, first, second)
+        self._writer = FrameWriter(direction_key(key, sends))
+        self._reader = FrameReader(direction_key(key, hears))
+        self._waiting: list[bytes] = []
+
+    def send(self, payload: bytes | memoryview) -> None:
+        self.socket.sendall(self._writer.frame(bytes(payload)))
+
+    def receive(self) -> bytes:
+        """The next message. EOFError where there will be none, TransferError for what is none."""
+        while not self._waiting:
+            self._waiting = self._reader.feed(self._receive(_CHUNK_BYTES))
+        return self._waiting.pop(0)
+
+    def _receive(self, num_bytes: int) -> bytes:
+        data = self.socket.recv(num_bytes)
+        if not data:
+            raise EOFError
+        return data
+
+
+class BlockServer:
+    """Lends the blocks of a pool to whoever knows the secret, on threads of its own."""
+
+    def __init__(self, pool: SharedPool, host: str, secret: bytes) -> None:
+        """Listens on a free port of `host`. OSError where it cannot."""
+        self._pool = pool
+        self._secret = secret
+        self._listener = socket.create_server((host, 0), family=_family(host))
+        self._streams: set[socket.socket] = set()
+        self._lock = threading.Lock()  # over the streams
+        threading.Thread(target=self._accept, name="headrace-lender", daemon=True).start()
+
+    @property
+    def address(self) -> str:
+        """What a TcpSource of another machine reads it by."""
+        host, port = self._listener.getsockname()[:2]
+        return f"tcp:{self._pool.block_bytes}:{port}:{host}"
+
+    def close(self) -> None:
+        # A shutdown wakes whoever waits in accept or recv, which a close does not.
+        for stream in (self._listener, *self._streams):
+            with suppress(OSError):
+                stream.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                stream, _ = self._listener.accept()
+            except OSError:
+                return
+            with self._lock:
+                is_too_many = len(self._streams) >= MAX_STREAMS
+                if not is_too_many:
+                    self._streams.add(stream)
+            if is_too_many:
+                stream.close()
+            else:
+                threading.Thread(target=self._serve, args=(stream,), daemon=True).start()
+
+    def _serve(self, stream: socket.socket) -> None:
+        with stream, suppress(EOFError, OSError):
+            try:
+                line = _Stream(stream, self._secret, FROM_LENDER, TO_LENDER)
+                while True:
+                    stream.settimeout(None)  # between two requests there may be hours
+                    names = line.receive()
+                    stream.settimeout(PATIENCE_S)
+                    if len(names) % NAME_BYTES or len(names) > MAX_NAMES * NAME_BYTES:
+                        raise TransferError(f"a request of {len(names)} bytes is none for blocks")
+                    self._lend(line, names)
+            except TransferError as error:
+                _log.warning("somebody who may not copy KV has come: %s", error)
+        with self._lock:
+            self._streams.discard(stream)
+
+    def _lend(self, line: _Stream, names: bytes) -> None:
+        for start in range(0, len(names), NAME_BYTES):
+            block = self._pool.read(names[start : start + NAME_BYTES])
+            line.send(block or b"")
+            if block is None:
+                return
+
+
+class TcpSource:
+    """Another machine's pool. One copy at a time."""
+
+    def __init__(self, address: str, block_bytes: int, secret: bytes) -> None:
+        """TransferError where there is no such pool, or its blocks are of another size."""
+        try:
+            kind, size, port, host = address.split(":", 3)
+            if kind != "tcp" or int(size) != block_bytes:
+                raise TransferError(f"{address!r} is not a pool of blocks of {block_bytes} bytes")
+            stream = socket.create_connection((host, int(port)), timeout=PATIENCE_S)
+        except ValueError:
+            raise TransferError(f"{address!r} is no address of a pool") from None
+        except OSError as error:
+            raise TransferError(f"{address!r} cannot be reached: {error}") from error
+        try:
+            self._line = _Stream(stream, secret, TO_LENDER, FROM_LENDER)
+        except (EOFError, OSError) as error:
+            stream.close()
+            raise TransferError(f"{address!r} does not answer") from error
+        self._block_bytes = block_bytes
+
+    def copy(self, names: Sequence[bytes], pool: SharedPool, block_ids: Sequence[BlockId]) -> int:
+        """How many blocks have come, from the first one on. TransferError where the stream broke:
+        it is of no more use.
+        """
+        count = 0
+        try:
+            self._line.send(b"".join(names))
+            while count < len(names):
+                block = self._line.receive()
+                if not block:
+                    break
+                if len(block) != self._block_bytes:
+                    raise TransferError(f"a block of {len(block)} bytes has come")
+                pool.write(block_ids[count], memoryview(block))
+                count += 1
+        except (EOFError, OSError, TransferError) as error:
+            raise BrokenCopy(count, str(error) or "the lender is gone") from error
+        return count
+
+    def close(self) -> None:
+        self._line.socket.close()
+
+
+class BrokenCopy(TransferError):
+    """A copy that ended early; what came before is right."""
+
+    def __init__(self, num_blocks: int, message: str) -> None:
+        super().__init__(message)
+        self.num_blocks = num_blocks
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET

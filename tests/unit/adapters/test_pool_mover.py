@@ -1,0 +1,224 @@
+"""Blocks are copied by name out of a pool that somebody else writes to, or they are not."""
+
+import os
+import queue
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing, suppress
+
+import pytest
+
+from headrace.adapters.movers.mover import PoolMover
+from headrace.adapters.movers.pool import SharedPool, SharedSource
+from headrace.core.base.errors import TransferError
+from headrace.core.base.events import BlockRemoved, BlockStored, CopyDone, StartCopy
+from headrace.core.base.types import BlockId
+
+BLOCKS, BYTES = 300, 64  # the names take more than a page
+ROOT = bytes(16)
+
+
+def name(index: int) -> bytes:
+    return bytes([index + 1]) * 16
+
+
+def content(index: int) -> bytes:
+    return bytes([index]) * BYTES
+
+
+@pytest.fixture
+def theirs() -> Iterator[PoolMover]:
+    """Block 10 + i holds what name(i) says, for four of them."""
+    with closing(PoolMover(SharedPool(BLOCKS, BYTES))) as mover:
+        for index in range(4):
+            block_id = BlockId(10 + index)
+            mover.pool.write(block_id, memoryview(content(index)))
+            mover.publish([BlockStored(name(index), ROOT, block_id)])
+        yield mover
+
+
+@pytest.fixture
+def ours() -> Iterator[PoolMover]:
+    with closing(PoolMover(SharedPool(BLOCKS + 7, BYTES))) as mover:
+        yield mover
+
+
+SECRET = b"sixteen letters!"
+
+
+@pytest.fixture
+def far() -> Iterator[PoolMover]:
+    """As `theirs`, for other machines too."""
+    with closing(PoolMover(SharedPool(BLOCKS, BYTES), host="127.0.0.1", secret=SECRET)) as mover:
+        for index in range(4):
+            mover.pool.write(BlockId(10 + index), memoryview(content(index)))
+            mover.publish([BlockStored(name(index), ROOT, BlockId(10 + index))])
+        yield mover
+
+
+def from_afar(address: str) -> str:
+    """As it looks from another machine."""
+    return f"shm:elsewhere:1:2:3:4|{address.partition('|')[2]}"
+
+
+def copied(mover: PoolMover, source: str, *indices: int) -> CopyDone:
+    done: queue.SimpleQueue[CopyDone] = queue.SimpleQueue()
+    copy = StartCopy(
+        copy_id=5,
+        source=source,
+        names=tuple(name(index) for index in indices),
+        block_ids=tuple(BlockId(20 + place) for place in range(len(indices))),
+    )
+    mover.start(copy, done.put)
+    end = done.get(timeout=10)
+    assert end.copy_id == 5
+    return end
+
+
+def block(mover: PoolMover, block_id: int) -> bytes:
+    file = mover.pool.file
+    return os.pread(file.fd, BYTES, file.offset + block_id * BYTES)
+
+
+def test_blocks_arrive_in_order_between_pools_of_unequal_size(
+    theirs: PoolMover, ours: PoolMover
+) -> None:
+    assert copied(ours, theirs.address, 2, 0, 3) == CopyDone(5, 3)
+    assert [block(ours, 20 + place) for place in range(3)] == [content(2), content(0), content(3)]
+
+
+def test_a_copy_ends_before_the_first_block_that_is_not_there(
+    theirs: PoolMover, ours: PoolMover
+) -> None:
+    theirs.publish([BlockRemoved(name(1))])
+    end = copied(ours, theirs.address, 0, 1, 2)
+    assert (end.num_blocks, end.error) == (1, "the source no longer has it")
+
+
+def test_a_block_that_is_given_up_while_it_is_copied_does_not_count(theirs: PoolMover) -> None:
+    pool = SharedPool(BLOCKS, BYTES)
+
+    class Slow(SharedPool):
+        """The owner takes the block back between the first byte and the last."""
+
+        def __init__(self) -> None:
+            pass
+
+        def write(self, block_id: BlockId, data: memoryview) -> None:
+            theirs.publish([BlockRemoved(name(0))])
+            pool.write(block_id, data)
+
+    with closing(SharedSource(theirs.address, BYTES)) as source, closing(pool):
+        assert source.copy([name(0)], Slow(), [BlockId(1)]) == 0
+        assert source.copy([name(1)], pool, [BlockId(1)]) == 1
+
+
+def test_a_name_across_two_names_is_none(theirs: PoolMover) -> None:
+    theirs.publish([BlockStored(bytes(8) + b"\7" * 8, ROOT, BlockId(30))])
+    theirs.publish([BlockStored(b"\7" * 8 + bytes(8), ROOT, BlockId(31))])
+    assert theirs.pool.read(b"\7" * 16) is None
+    assert theirs.pool.read(name(2)) == content(2)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda a: a.replace("shm", "tcp"), "is not a pool of blocks"),
+        (lambda a: a.replace(":", ":x", 1), "is on another machine"),
+        (lambda a: a.rsplit(":", 1)[0] + ":65", "is not a pool of blocks"),
+        (lambda a: a.replace(f":{BLOCKS}:", ":9:"), "has another size"),
+        (lambda a: a.replace(str(os.getpid()), "999999999"), "cannot be read: no such file"),
+        (lambda a: "nonsense", "is no address"),
+        (lambda a: "", "is no address"),
+    ],
+)
+def test_what_is_no_pool_gives_nothing(
+    theirs: PoolMover, ours: PoolMover, change: object, why: str
+) -> None:
+    end = copied(ours, change(theirs.address), 0)  # type: ignore[operator]
+    assert end.num_blocks == 0
+    assert why in end.error.lower()
+    assert copied(ours, theirs.address, 0).num_blocks == 1
+
+
+def test_a_pool_outlives_its_owner_for_those_who_read_it() -> None:
+    script = (
+        "from headrace.adapters.movers.pool import SharedPool\n"
+        "pool = SharedPool(4, 64)\n"
+        "pool.write(2, memoryview(bytes([9]) * 64)); pool.name_block(2, bytes([1]) * 16)\n"
+        "print(pool.address, flush=True)\n"
+        "input()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as owner:
+        assert owner.stdout is not None
+        address = owner.stdout.readline().strip()
+        with closing(SharedSource(address, 64)) as source, closing(SharedPool(2, 64)) as pool:
+            owner.kill()
+            owner.wait()
+            assert source.copy([name(0)], pool, [BlockId(1)]) == 1
+            assert os.pread(pool.file.fd, 64, pool.file.offset + 64) == bytes([9]) * 64
+        with pytest.raises(TransferError, match="cannot be read"):
+            SharedSource(address, 64)
+
+
+def test_closing_ends_what_waits(theirs: PoolMover) -> None:
+    ours = PoolMover(SharedPool(BLOCKS, BYTES))
+    ends: queue.SimpleQueue[CopyDone] = queue.SimpleQueue()
+    for _ in range(50):
+        ours.start(
+            StartCopy(copy_id=1, source=theirs.address, names=(name(0),), block_ids=(BlockId(0),)),
+            ends.put,
+        )
+    ours.close()
+    ours.close()
+    assert sum(1 for _ in range(50) if ends.get(timeout=1).copy_id == 1) == 50
+
+
+def test_blocks_come_from_other_machines_too(far: PoolMover) -> None:
+    with closing(PoolMover(SharedPool(BLOCKS, BYTES), secret=SECRET)) as ours:
+        for _ in range(3):  # over one stream
+            assert copied(ours, from_afar(far.address), 2, 0, 3) == CopyDone(5, 3)
+            got = [block(ours, 20 + place) for place in range(3)]
+            assert got == [content(2), content(0), content(3)]
+        far.publish([BlockRemoved(name(0))])
+        end = copied(ours, from_afar(far.address), 2, 0, 3)
+        assert (end.num_blocks, end.error) == (1, "the source no longer has it")
+        assert copied(ours, from_afar(far.address), 3).num_blocks == 1
+
+
+def test_only_to_those_who_know_the_secret(far: PoolMover) -> None:
+    with closing(PoolMover(SharedPool(BLOCKS, BYTES), secret=b"another secret..")) as stranger:
+        end = copied(stranger, from_afar(far.address), 0)
+        assert (end.num_blocks, block(stranger, 20)) == (0, bytes(BYTES))
+    with closing(PoolMover(SharedPool(BLOCKS, BYTES), secret=SECRET)) as ours:
+        assert copied(ours, from_afar(far.address), 0).num_blocks == 1
+
+
+def test_a_lender_that_goes_is_found_again_when_it_comes_back() -> None:
+    with closing(PoolMover(SharedPool(BLOCKS, BYTES), secret=SECRET)) as ours:
+        gone = PoolMover(SharedPool(BLOCKS, BYTES), host="127.0.0.1", secret=SECRET)
+        gone.publish([BlockStored(name(0), ROOT, BlockId(1))])
+        address = from_afar(gone.address)
+        assert copied(ours, address, 0).num_blocks == 1
+        gone.close()
+        end = copied(ours, address, 0)
+        assert end.num_blocks == 0
+        assert end.error
+        end = copied(ours, address, 0)
+        assert "cannot be reached" in end.error
+
+
+@pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n\r\n" * 9, b"", b"\0" * 99])
+def test_a_lender_minds_nobody_who_speaks_another_language(far: PoolMover, data: bytes) -> None:
+    port = int(far.address.split("tcp:")[1].split(":")[1])
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as stream, suppress(OSError):
+        stream.sendall(data)
+        stream.shutdown(socket.SHUT_WR)
+        while stream.recv(1000):
+            pass
+    with closing(PoolMover(SharedPool(BLOCKS, BYTES), secret=SECRET)) as ours:
+        assert copied(ours, from_afar(far.address), 0).num_blocks == 1
