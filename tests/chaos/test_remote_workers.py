@@ -147,7 +147,7 @@ def test_another_model_is_not_let_in(config: Config, port: int, tmp_path: Path) 
         with remote_worker(port) as worker:
             assert worker.stderr is not None
             assert worker.wait(60) != 0
-            assert "the front end does not want this worker: it serves model" in (
+            assert "the front end does not want this worker: it serves model and" in (
                 worker.stderr.read()
             )
         assert names(cluster) == {"w0"}

@@ -226,6 +226,7 @@ class RecordingBackend:
 
     name = "recording"
     batch_invariant = True
+    arithmetic = "none"
 
     def __init__(self) -> None:
         self.loaded: dict[str, tuple[str, int, int, bytes]] = {}

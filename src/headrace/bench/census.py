@@ -43,6 +43,7 @@ class KnowingBackend:
         self.backend = backend
         self.name = backend.name
         self.batch_invariant = backend.batch_invariant
+        self.arithmetic = backend.arithmetic
         self.weights: dict[int, KnownWeight] = {}  # by the identity of the handle, which is kept
 
     def load_weight(self, view: TensorView) -> Any:

@@ -17,6 +17,7 @@ class DryBackend:
 
     name = "dry"
     batch_invariant = True
+    arithmetic = "none"
 
     def __init__(self) -> None:
         self._num_bytes = 0

@@ -106,9 +106,8 @@ class Ready(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     def kind(self) -> str:
         """What has to be alike wherever a request may run, for people."""
         return (
-            f"model {self.spec.model_digest[:12]} with KV in {self.spec.kv_dtype},"
-            f" blocks of {self.spec.block_size} tokens, activations in"
-            f" {self.config.device.activations}"
+            f"model and arithmetic {self.spec.model_digest[:12]} with KV in {self.spec.kv_dtype},"
+            f" blocks of {self.spec.block_size} tokens"
         )
 
 

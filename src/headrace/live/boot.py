@@ -66,7 +66,7 @@ class Booted:
     @property
     def identity(self) -> str:
         """Changes with everything that may change the tokens of an answer, the program apart."""
-        return identity_of(self.spec, self.config.device)
+        return identity_of(self.spec)
 
     def close(self) -> None:
         """Cancel what runs and free everything. Idempotent."""
@@ -74,10 +74,8 @@ class Booted:
         self.loaded.close()
 
 
-def identity_of(spec: WorkerSpec, device: DeviceConfig) -> str:
-    # Other activations have the same bits on every instruction set.
-    isa = device.isa if device.activations == "bf16" else ""
-    return f"{spec.model_digest} {spec.kv_dtype} {device.backend} {device.activations} {isa}"
+def identity_of(spec: WorkerSpec) -> str:
+    return f"{spec.model_digest} {spec.kv_dtype}"
 
 
 @dataclass(frozen=True, slots=True)

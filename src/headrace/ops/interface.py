@@ -216,6 +216,11 @@ class Backend(Protocol[T, W]):
     name: str
     batch_invariant: bool
 
+    @property
+    def arithmetic(self) -> str:
+        """Differs wherever the bits of a result may."""
+        ...
+
     def load_weight(self, view: TensorView) -> W:
         """Take a weight in, in whatever form the backend computes with. The view need not outlive
         the call.

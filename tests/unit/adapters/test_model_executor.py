@@ -5,11 +5,11 @@ import threading
 import weakref
 from collections.abc import Sequence
 from itertools import count
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from headrace.adapters.executors.model import ModelExecutor, lay_out
+from headrace.adapters.executors.model import ModelExecutor, digest_of, lay_out
 from headrace.core.base.errors import DeviceError
 from headrace.core.base.events import StepDone, StepFailed
 from headrace.core.base.plan import PENDING, BlockCopy, SampleSpec, SeqStep, StepPlan, TokenLogprob
@@ -68,6 +68,7 @@ def _score(request: RowRequest) -> TokenLogprob | None:
 class RecordingBackend:
     name = "recording"
     batch_invariant = True
+    arithmetic = "recorded"
 
     def __init__(self) -> None:
         self.program = RecordingProgram()
@@ -319,7 +320,7 @@ def test_what_the_core_is_told() -> None:
     executor.close()
     spec = executor.spec
     assert backend.compiled == (KvLayout(2, 3, 8, 9), 32)
-    assert (spec.model_digest, spec.num_blocks, spec.block_size) == ("ab", 9, 16)
+    assert (spec.num_blocks, spec.block_size) == (9, 16)
     assert (spec.max_model_len, spec.vocab_size, spec.batch_invariant) == (50, 500, True)
 
 
@@ -331,3 +332,20 @@ def test_the_kv_type_is_part_of_what_names_a_block() -> None:
     executor.close()
     assert backend.compiled == (KvLayout(2, 3, 8, 9, dtype=KvType.INT8), 32)
     assert executor.spec.kv_dtype == "int8"
+
+
+def test_the_digest_changes_with_the_model_and_with_the_arithmetic() -> None:
+    class OtherModel(Shape):
+        digest = "cd"
+
+    class OtherBackend(RecordingBackend):
+        arithmetic = "another"
+
+    model, backend = cast("Any", Shape()), cast("Any", RecordingBackend())
+    digests = {
+        digest_of(model, backend),
+        digest_of(cast("Any", OtherModel()), backend),
+        digest_of(model, cast("Any", OtherBackend())),
+    }
+    assert len(digests) == 3
+    assert digest_of(model, backend) in digests

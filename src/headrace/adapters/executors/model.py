@@ -8,6 +8,7 @@ import queue
 import threading
 import time
 from collections.abc import Mapping
+from hashlib import sha256
 from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
@@ -63,7 +64,7 @@ class ModelExecutor:
         )
         program = backend.compile(model.forward, layout, step_tokens, kv_file)
         self.spec = WorkerSpec(
-            model_digest=model.digest,
+            model_digest=digest_of(model, backend),
             kv_dtype=layout.dtype.value,
             block_size=layout.block_size,
             num_blocks=num_blocks,
@@ -89,6 +90,11 @@ class ModelExecutor:
         self._is_closed = True
         self._inbox.put(None)
         self._thread.join()
+
+
+def digest_of(model: Model[Any, Any], backend: Backend[Any, Any]) -> str:
+    """Hex SHA-256 over what decides an output: equal ones have equal bits, of KV too."""
+    return sha256(f"{model.digest} {backend.arithmetic}".encode()).hexdigest()
 
 
 class Layout(NamedTuple):

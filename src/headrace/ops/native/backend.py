@@ -91,6 +91,11 @@ class NativeBackend:
         self._weight_bytes = 0
 
     @property
+    def arithmetic(self) -> str:
+        """Neither threads nor the instruction set change a bit, but for its dot product of bf16."""
+        return "native" + " int8" * self.int8 + " bf16" * self.bf16
+
+    @property
     def threads(self) -> int:
         return self._pool.threads
 

@@ -36,6 +36,7 @@ class TorchBackend:
 
     name = "torch"
     batch_invariant = False
+    arithmetic = "torch"
 
     def __init__(self, device: str = "cpu") -> None:
         self.device = device
