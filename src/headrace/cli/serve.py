@@ -1,6 +1,9 @@
 """`headrace serve`: a model behind the OpenAI API, until it is told to stop."""
 
+import os
+import signal
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from headrace.cli.logs import start_logging
@@ -19,6 +22,8 @@ from headrace.server.app import create_app
 from headrace.server.run import bind, run_server
 from headrace.server.service import Door, Service
 
+STDIN = 0
+
 
 def serve(model: str | None, flags: Any, *, as_json: bool) -> int:
     """Bind, then load while /health already answers, then serve until a signal."""
@@ -29,12 +34,12 @@ def serve(model: str | None, flags: Any, *, as_json: bool) -> int:
         from headrace.cli.gateway import serve_engines
 
         return serve_engines(config, as_json=as_json)
+    is_alone = config.cluster.num_workers == 1 and not config.cluster.listen
     listener = bind(config.server.host, config.server.port)
     app = create_app(None, config.server, telemetry=config.telemetry)
     booted: list[Booted | BootedCluster] = []
 
     def load() -> Booted | BootedCluster:
-        is_alone = config.cluster.num_workers == 1 and not config.cluster.listen
         start = boot if is_alone else boot_cluster
         with showing_progress() as report:
             booted.append(start(config, on_progress=_unless_stopped(report, app.state.service)))
@@ -52,6 +57,8 @@ def serve(model: str | None, flags: Any, *, as_json: bool) -> int:
     def note_drain(num_requests: int) -> None:
         report_note(drain_line(num_requests, config.server.drain_timeout_s))
 
+    if not is_alone:
+        _restart_on_hang_up(booted)
     try:
         run_server(
             app,
@@ -67,6 +74,20 @@ def serve(model: str | None, flags: Any, *, as_json: bool) -> int:
         for one in booted:
             one.close()
     return 0
+
+
+def _restart_on_hang_up(booted: Sequence[Booted | BootedCluster]) -> None:
+    """Take over SIGHUP: the workers of what is booted by then restart, one after another."""
+    had_terminal = os.isatty(STDIN)
+
+    def hang_up(*_: object) -> None:
+        if had_terminal and not os.isatty(STDIN):
+            os.kill(os.getpid(), signal.SIGTERM)  # nobody would see, or end, what goes on
+        for one in booted:
+            if isinstance(one, BootedCluster):
+                one.engine.restart_workers()
+
+    signal.signal(signal.SIGHUP, hang_up)
 
 
 class _Stopped(Exception):

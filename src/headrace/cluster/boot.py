@@ -68,7 +68,7 @@ class BootedCluster:
     @property
     def identity(self) -> str:
         """Changes with everything that may change an answer's bytes, the program apart."""
-        return identity_of(self.ready[0].spec)
+        return identity_of(self.ready[0].spec, self.config.device)
 
     def close(self) -> None:
         """End what runs and all processes. Idempotent."""
@@ -108,6 +108,7 @@ def boot_cluster(
         RouterCore(replace(config.router, kv_link=config.router.kv_link or KV_LINK)),
         door=door,
         on_progress=lambda *news: progress.__setitem__(0, news),
+        drain_timeout_s=config.server.drain_timeout_s,
     )
     try:
         # While the workers load, in processes of their own.

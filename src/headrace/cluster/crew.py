@@ -16,11 +16,15 @@ from headrace.cluster.fleet import Fleet, Slot
 from headrace.cluster.process import WorkerProcess
 from headrace.cluster.switchboard import Speaker, Switchboard
 from headrace.core.base.errors import ConfigError, TransferError
-from headrace.core.base.types import Ns, WorkerId
+from headrace.core.base.types import NS_PER_S, Ns, WorkerId
+from headrace.core.base.worker import Role
+from headrace.core.engine.stats import EngineStats
 from headrace.core.router.events import (
     WorkerDown,
+    WorkerDrain,
     WorkerKv,
     WorkerKvSnapshot,
+    WorkersStarting,
     WorkerStats,
     WorkerUp,
 )
@@ -34,11 +38,14 @@ OnRecord = Callable[[RequestRecord], None]
 
 EXIT_TIMEOUT_S: Final = 10.0  # for workers to end by themselves
 LAST_BREATH_S: Final = 1.0  # from the end of what a process says to its own
+REAP_NS: Final = Ns(NS_PER_S // 10)  # between two looks at processes that end
 ENDED: Final = "its process has ended"
 
 
 class Crew:
-    """`handle` is called with what the workers' words mean to a FrontCore."""
+    """`handle` is called with what the workers' words mean to a FrontCore; `num_at` says how many
+    requests it has at a worker. Who leaves has `drain_timeout_s` for what is in flight there.
+    """
 
     def __init__(
         self,
@@ -46,6 +53,9 @@ class Crew:
         door: Door | None,
         handle: Callable[[FrontEvent], None],
         on_progress: Progress | None,
+        *,
+        num_at: Callable[[WorkerId], int],
+        drain_timeout_s: float,
     ) -> None:
         self.fleet = fleet
         self._door = door
@@ -55,9 +65,13 @@ class Crew:
         self.start: Future[list[wire.Ready]] = Future()
         self._handle = handle
         self._on_progress = on_progress
+        self._num_at = num_at
+        self._drain_ns = Ns(round(drain_timeout_s * NS_PER_S))
         self._now = Ns(0)
-        self._to_lose: dict[str, str] = {}  # slots by name, and why
-        self._dying: list[WorkerProcess] = []  # that were killed
+        self._to_lose: dict[WorkerProcess, tuple[Slot, str]] = {}  # lives, and why
+        self._drained: list[Slot] = []
+        self._dying: dict[WorkerProcess, Ns] = {}  # that were told to end, and when they are killed
+        self._num_starting = 0  # as was told
         self._audits: dict[int, Audit] = {}
         self._num_audits = 0
         self.on_record: OnRecord = lambda record: None
@@ -90,9 +104,14 @@ class Crew:
             for message in process.receive():
                 self._hear(slot, message)
         except EOFError:
-            self._to_lose.setdefault(slot.name, ENDED)
+            self._give_up(slot, ENDED)
         except TransferError as error:
-            self._to_lose.setdefault(slot.name, str(error))
+            self._give_up(slot, str(error))
+
+    def _give_up(self, slot: Slot, reason: str) -> None:
+        """This life of it is lost; the first reason counts."""
+        assert slot.process is not None
+        self._to_lose.setdefault(slot.process, (slot, reason))
 
     def _meet(self, guest: Guest) -> None:
         assert self._door is not None
@@ -102,11 +121,16 @@ class Crew:
             _log.info("worker %s has come", slot.name)
 
     def settle(self, *, is_starting: bool) -> None:
-        """Give up those that are lost, start those whose time has come, and follow them all."""
+        """Give up those that are lost, end those that have nothing to do any more, start those
+        whose time has come, and follow them all.
+        """
         for slot in self.fleet.silent(self._now):
-            self._to_lose.setdefault(slot.name, "it has fallen silent")
+            self._give_up(slot, "it has fallen silent")
         while self._to_lose:
-            self._lose(*self._to_lose.popitem())
+            process, (slot, reason) = self._to_lose.popitem()
+            if slot.process is process:
+                self._lose(slot, reason)
+        self._end_leaving()
         if is_starting:
             try:
                 for slot in self.fleet.start_due(self._now):
@@ -116,7 +140,15 @@ class Crew:
         if self._door is not None:
             self._door.close_late()
         self.switchboard.follow(self.fleet, self._door)
-        self._dying = [process for process in self._dying if process.exit_status() is None]
+        self._reap()
+        if self._num_starting != self.fleet.num_starting:
+            self._num_starting = self.fleet.num_starting
+            self._handle(WorkersStarting(self._num_starting))
+
+    def next_ns(self) -> Ns | None:
+        """When there is something to do without a word from anybody; None = never."""
+        times = (self.fleet.next_ns(), Ns(self._now + REAP_NS) if self._dying else None)
+        return min((time for time in times if time is not None), default=None)
 
     def send(self, worker_id: WorkerId, message: wire.ToWorker) -> None:
         """To a worker that may be lost by now, or turn out to be."""
@@ -135,9 +167,19 @@ class Crew:
                 self._send(slot, wire.Audit(audit_id))
         self._end_audit(audit_id, "")
 
+    def leave(self, slot: Slot, *, back_as: Role | None = None) -> None:
+        """Nothing goes there any more. When nothing is in flight there its process ends, and
+        another one begins in the role that is given; what then still is, goes on elsewhere.
+        """
+        _log.info("worker %s is drained", slot.name)
+        self.fleet.leave(slot, Ns(self._now + self._drain_ns), back_as)
+        if slot.worker_id is not None:
+            self._handle(WorkerDrain(slot.worker_id))
+
     def end(self) -> None:
         """Let all processes end, and see to it that they do."""
         processes = [slot.process for slot in self.fleet if slot.process is not None]
+        processes += self._dying
         if self._door is not None:
             self._door.close()
         for process in processes:
@@ -146,7 +188,7 @@ class Crew:
         for process in processes:
             if not process.wait(max(0.0, deadline_s - time.monotonic())):
                 process.kill()
-        for process in (*processes, *self._dying):
+        for process in processes:
             process.wait(LAST_BREATH_S)
         self.switchboard.close()
 
@@ -164,9 +206,9 @@ class Crew:
             case wire.Unfit(text, hint):
                 if not self.start.done():
                     self.start.set_exception(ConfigError(text, hint=hint))
-                self._to_lose.setdefault(slot.name, text)
+                self._give_up(slot, text)
             case wire.Failed(reason):
-                self._to_lose.setdefault(slot.name, f"its engine has failed: {reason}")
+                self._give_up(slot, f"its engine has failed: {reason}")
             case wire.Audited(audit_id, fault):
                 if fault and audit_id in self._audits:
                     self._audits[audit_id].faults.append(f"{slot.name}: {fault}")
@@ -181,6 +223,7 @@ class Crew:
                 if stats is not None:
                     load = wire.load_of(stats)
                     self._handle(WorkerStats(slot.worker_id, load, num_received))
+                    self._ask_whether_drained(slot, slot.worker_id, stats)
             case wire.Snapshot(kv_no, names):
                 self._handle(WorkerKvSnapshot(slot.worker_id, kv_no, names))
 
@@ -195,7 +238,10 @@ class Crew:
             self._handle(WorkerSaid(worker_id, turn.words))
 
     def _welcome(self, slot: Slot, ready: wire.Ready) -> None:
-        other = next((one.ready for one in self.fleet if one.is_ready), None)
+        others = [one.ready for one in self.fleet if one.ready is not None and one.is_ready]
+        if not others and self.start.done():
+            others = self.start.result()
+        other = others[0] if others else None
         fault = ""
         if ready.protocol != wire.PROTOCOL:
             fault = f"it speaks protocol {ready.protocol}, not {wire.PROTOCOL}"
@@ -203,7 +249,7 @@ class Crew:
             fault = f"it serves {ready.kind}, the others {other.kind}"
         if fault:
             self._send(slot, wire.Dismiss(fault))
-            self._to_lose.setdefault(slot.name, fault)
+            self._give_up(slot, fault)
             return
         scheduler = ready.config.scheduler
         self._handle(
@@ -232,27 +278,60 @@ class Crew:
         try:
             slot.process.send(message)
         except TransferError as error:
-            self._to_lose.setdefault(slot.name, str(error))
+            self._give_up(slot, str(error))
 
-    def _lose(self, name: str, reason: str) -> None:
-        slot = next(slot for slot in self.fleet if slot.name == name)
-        if slot.process is None:
-            return
+    def _lose(self, slot: Slot, reason: str) -> None:
+        assert slot.process is not None
         if reason == ENDED and slot.process.wait(LAST_BREATH_S):
             reason = f"{reason}, with {slot.process.exit_status()}"
         worker_id = slot.worker_id
-        self._bury(slot.process)
+        self._dying[slot.process] = self._now  # its parent has to ask for its end some time
         self.fleet.lose(slot, self._now, reason)
         if self.start.done() and self.start.exception() is None:
-            _log.warning("worker %s is lost: %s", name, reason)
-        for audit_id in list(self._audits):
-            self._end_audit(audit_id, name)
-        if worker_id is not None:
-            self._handle(WorkerDown(worker_id, reason))
+            _log.warning("worker %s is lost: %s", slot.name, reason)
+        self._is_down(slot, worker_id, reason, is_failure=True)
 
-    def _bury(self, process: WorkerProcess) -> None:
-        """It is about to be killed; its parent has to ask for its end some time."""
-        self._dying.append(process)
+    def _is_down(
+        self, slot: Slot, worker_id: WorkerId | None, reason: str, *, is_failure: bool
+    ) -> None:
+        for audit_id in list(self._audits):
+            self._end_audit(audit_id, slot.name)
+        if worker_id is not None:
+            self._handle(WorkerDown(worker_id, reason, is_failure))
+
+    # ---- those that leave
+
+    def _ask_whether_drained(self, slot: Slot, worker_id: WorkerId, stats: EngineStats) -> None:
+        """By its own word, which came after all that it had to say before."""
+        if slot.leaving and not self._num_at(worker_id) and not stats.num_lent_blocks:
+            self._drained.append(slot)
+
+    def _end_leaving(self) -> None:
+        drained, self._drained = self._drained, []
+        for slot in list(self.fleet):
+            if slot.leaving is None:
+                continue
+            is_late = self._now >= slot.leaving.until_ns
+            if is_late or not slot.is_ready or any(slot is one for one in drained):
+                self._end_life(slot, is_late=is_late)
+
+    def _end_life(self, slot: Slot, *, is_late: bool) -> None:
+        worker_id, process = slot.worker_id, slot.process
+        if process is not None:
+            # What is still in flight goes on elsewhere, so it may not go on here.
+            process.kill() if is_late else process.close()
+            self._dying[process] = Ns(self._now + round(EXIT_TIMEOUT_S * NS_PER_S))
+        self.fleet.end(slot, self._now)
+        _log.info("worker %s has ended", slot.name)
+        reason = "it was asked to leave"
+        self._is_down(slot, worker_id, reason, is_failure=False)
+
+    def _reap(self) -> None:
+        for process, kill_ns in list(self._dying.items()):
+            if process.exit_status() is not None:
+                del self._dying[process]
+            elif self._now >= kill_ns:
+                process.kill()
 
     def _end_audit(self, audit_id: int, name: str) -> None:
         """Nothing more will come from this worker; the audit ends with the last one."""

@@ -2,12 +2,13 @@
 
 A worker that ends, falls silent or sends what is none of ours is lost: its process is killed, so
 that nobody hears of it again, and another one takes its place, at once after a long good life and
-later and later after each short one. Decides when a process is started or given up; refuses to know
-what it works on.
+later and later after each short one. One that was asked to leave goes with its slot, or comes back.
+Decides when a process is started or given up; refuses to know what it works on.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import count
 from typing import Final
 
 from headrace.cluster.process import WorkerProcess
@@ -22,6 +23,7 @@ GOOD_LIFE_NS: Final = Ns(10 * NS_PER_S)  # ready for so long, its end is no sign
 START_TIMEOUT_S: Final = 60.0  # until a process says its first word
 MAX_DOUBLINGS: Final = 6  # of the wait before a start
 MAX_BAD_STARTS: Final = 5  # in a row, after which a worker that was never ready is given up
+_LETTERS: Final = {Role.PREFILL: "p", Role.DECODE: "d", Role.MIXED: "w"}
 
 # Counts since a worker's start, which add up over its lives; the others are its state.
 _COUNTS: Final = (
@@ -33,6 +35,14 @@ _COUNTS: Final = (
     "num_failed_steps",
     "num_computed_tokens",
 )
+
+
+@dataclass(slots=True)
+class Leaving:
+    """A worker is to end as soon as it has nothing in flight, and in time anyway."""
+
+    until_ns: Ns
+    back_as: Role | None  # in which another takes its place; None = nobody does
 
 
 @dataclass(slots=True)
@@ -53,6 +63,8 @@ class Slot:
     num_starts: int = 0
     num_short_lives: int = 0  # in a row
     fault: str = ""  # why it was lost, last
+    leaving: Leaving | None = None
+    switched_from: WorkerId | None = None  # the life in another role that this one continues
 
     @property
     def is_ready(self) -> bool:
@@ -73,18 +85,18 @@ class Fleet:
         self._config = config
         self._configure = configure
         self._launch = launch
-        self._slots = [
-            Slot(f"{letter}{index}", role)
-            for letter, role, count in (
-                ("p", Role.PREFILL, config.prefill),
-                ("d", Role.DECODE, config.decode),
-                ("w", Role.MIXED, config.num_mixed),
-            )
-            for index in range(count)
-        ]
+        self._slots: list[Slot] = []
         self._next_worker_id = 0
         self._num_remote = 0
         self._past = dict.fromkeys(_COUNTS, 0)  # of lives that are over
+        self._num_starts: dict[str, int] = {}  # of slots that are gone, by name
+        for role, num_workers in (
+            (Role.PREFILL, config.prefill),
+            (Role.DECODE, config.decode),
+            (Role.MIXED, config.num_mixed),
+        ):
+            for _ in range(num_workers):
+                self.grow(role)
 
     def __iter__(self) -> Iterator[Slot]:
         return iter(self._slots)
@@ -94,10 +106,29 @@ class Fleet:
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether no worker is ready, and none will ever be."""
-        return bool(self._slots) and all(
-            slot.ready is None and slot.num_short_lives >= MAX_BAD_STARTS for slot in self._slots
+        """Whether no worker has ever been ready, and none will ever be."""
+        return (
+            bool(self._slots)
+            and not self._next_worker_id
+            and all(slot.num_short_lives >= MAX_BAD_STARTS for slot in self._slots)
         )
+
+    @property
+    def num_starting(self) -> int:
+        """Processes that are about to be ready."""
+        return sum(
+            slot.process is not None and not slot.is_ready and slot.leaving is None
+            for slot in self._slots
+        )
+
+    def grow(self, role: Role) -> Slot:
+        """One worker more, which `start_due` starts. Its name is the first one that is free."""
+        taken = {slot.name for slot in self._slots}
+        names = (f"{_LETTERS[role]}{number}" for number in count())
+        name = next(name for name in names if name not in taken)
+        slot = Slot(name, role, num_starts=self._num_starts.get(name, 0))
+        self._slots.append(slot)
+        return slot
 
     def add_remote(self, now: Ns, process: WorkerProcess, hello: Hello) -> Slot:
         """A worker that has come from elsewhere, and is told what to do."""
@@ -152,13 +183,39 @@ class Fleet:
             delay_s = self._config.restart_delay_s * 2**doublings
         slot.num_short_lives += 1
         slot.restart_ns = Ns(now + round(delay_s * NS_PER_S))
+        slot.fault = reason
+        self._end_life(slot)
+
+    def leave(self, slot: Slot, until_ns: Ns, back_as: Role | None) -> None:
+        """It shall end, at the latest then."""
+        slot.leaving = Leaving(until_ns, back_as)
+
+    def end(self, slot: Slot, now: Ns) -> None:
+        """It leaves by now: this life is over, and another one begins where one is to come back."""
+        assert slot.leaving is not None
+        slot.num_short_lives, slot.restart_ns = 0, now
+        self._end_life(slot)
+
+    def _end_life(self, slot: Slot) -> None:
         if slot.stats is not None:
             for name in _COUNTS:
                 self._past[name] += getattr(slot.stats, name)
-        slot.process = slot.worker_id = slot.stats = None
-        slot.fault = reason
-        if slot.is_remote:
-            self._slots.remove(slot)
+        leaving, worker_id = slot.leaving, slot.worker_id
+        slot.process = slot.worker_id = slot.stats = slot.leaving = None
+        if leaving is not None and leaving.back_as is slot.role:
+            return
+        if leaving is not None or slot.is_remote:
+            self._remove(slot)
+        if leaving is not None and leaving.back_as is not None:
+            slot_after = self.grow(leaving.back_as)
+            slot_after.switched_from = (
+                worker_id if slot.switched_from is None else slot.switched_from
+            )
+
+    def _remove(self, slot: Slot) -> None:
+        self._slots = [other for other in self._slots if other is not slot]
+        if not slot.is_remote:
+            self._num_starts[slot.name] = slot.num_starts
 
     def next_ns(self) -> Ns | None:
         """When there is something to do without a word from anybody; None = never."""

@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
 from heapq import heappop, heappush
 from typing import Final
@@ -22,6 +23,7 @@ from headrace.cluster.audit import Audit
 from headrace.cluster.crew import Crew, Progress
 from headrace.cluster.door import Door
 from headrace.cluster.fleet import Fleet
+from headrace.cluster.rolling import RollingRestart
 from headrace.cluster.switchboard import Speaker
 from headrace.core.base.errors import ConfigError, InvariantError, OverloadError
 from headrace.core.base.events import Arrive, CallAt, Cancel, EngineEffect, Timer
@@ -43,7 +45,13 @@ _log = logging.getLogger(__name__)
 LONGEST_WAIT_S: Final = 3600.0
 NOTHING: Final = Arrive(())  # stands for the event where a worker speaks
 
-_Message = Submit | Cancel | Call | Check | Drain | Close
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """All workers, one after another."""
+
+
+_Message = Submit | Cancel | Call | Check | Restart | Drain | Close
 
 
 class ClusterEngine:
@@ -59,20 +67,31 @@ class ClusterEngine:
         *,
         door: Door | None = None,
         on_progress: Progress | None = None,
+        drain_timeout_s: float = 30.0,
     ) -> None:
-        """`door` is where workers of other machines come in, if they may."""
+        """`door` is where workers of other machines come in, if they may. A worker that leaves has
+        `drain_timeout_s` for what it has begun; the rest goes on elsewhere.
+        """
         self._failure: str | None = None
         self._next_seq_id = 0
         # Over the next id, over who observes, and over the order of messages and the flags below.
         self._gate = threading.Lock()
         self._is_closed = self._is_draining = False
         self._inbox: deque[_Message] = deque()
-        self._crew = Crew(fleet, door, self._handle, on_progress)
+        self._core = FrontCore(router, config)
+        self._crew = Crew(
+            fleet,
+            door,
+            self._handle,
+            on_progress,
+            num_at=self._core.num_at,
+            drain_timeout_s=drain_timeout_s,
+        )
+        self._rolling = RollingRestart(self._crew)
         # Held by the engine thread while it works: over all that follows.
         self._turn = threading.Lock()
         self._now = Ns(0)
         self._listeners = Listeners(self.cancel)
-        self._core = FrontCore(router, config)
         self._timers: list[tuple[Ns, int]] = []
         self._drains: list[Future[None]] = []
         self._calls: list[Callable[[], None]] = []  # to be made outside the lock
@@ -173,6 +192,12 @@ class ClusterEngine:
             self._post(Check(done))
         done.result()
 
+    def restart_workers(self) -> None:
+        """Let each worker of this machine end and start again, one after another, while the others
+        serve. Returns at once; called again, it begins anew.
+        """
+        self._post(Restart())
+
     def drain(self, timeout_s: float) -> bool:
         """Refuse new sequences, wait until those that live have ended; False = some still live."""
         done: Future[None] = Future()
@@ -220,6 +245,7 @@ class ClusterEngine:
             self._receive(self._inbox.popleft())
         while self._timers and self._timers[0][0] <= self._now:
             self._handle(Timer(heappop(self._timers)[1]))
+        self._rolling.turn()
         self._crew.settle(is_starting=not (self._is_ending or self._failure))
         if self._crew.is_hopeless:
             self._fail(f"no worker can be started ({self._crew.faults})")
@@ -230,7 +256,7 @@ class ClusterEngine:
     def _timeout_s(self) -> float:
         if self._inbox:
             return 0.0
-        times = (self._crew.fleet.next_ns(), self._timers[0][0] if self._timers else None)
+        times = (self._crew.next_ns(), self._timers[0][0] if self._timers else None)
         due_ns = min((time for time in times if time is not None), default=None)
         if due_ns is None:
             return LONGEST_WAIT_S
@@ -270,6 +296,8 @@ class ClusterEngine:
                 self._calls.append(partial(callback, self._now))
             case Check(done):
                 self._check(done)
+            case Restart():
+                self._rolling.begin()
             case Drain(done):
                 self._is_refusing = True
                 self._drains.append(done)

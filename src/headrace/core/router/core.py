@@ -9,7 +9,7 @@ from typing import assert_never
 
 from headrace.core.base.errors import InvariantError
 from headrace.core.base.events import CallAt, Timer
-from headrace.core.base.types import NS_PER_MS, NS_PER_S, Ns
+from headrace.core.base.types import NS_PER_MS, NS_PER_S, Ns, WorkerId
 from headrace.core.config.schema import RouterConfig
 from headrace.core.router.caches import Caches
 from headrace.core.router.decision import Decision
@@ -30,6 +30,7 @@ from headrace.core.router.events import (
     WorkerDrain,
     WorkerKv,
     WorkerKvSnapshot,
+    WorkersStarting,
     WorkerStats,
     WorkerUp,
 )
@@ -68,6 +69,7 @@ class RouterCore:
         # Workers that may have got room by this event, in order.
         self._freed: dict[Worker, None] = {}
         self._is_watching = False  # a WATCH_TIMER is set
+        self._num_starting = 0  # workers
         self._now = Ns(0)
 
     # ---- queries
@@ -83,6 +85,11 @@ class RouterCore:
         survey = self._fleet.survey(now, request)
         workers = [*survey.usable, *survey.full]
         return min(self._price(now, request).totals(workers)[0]) if workers else None
+
+    def due_ns(self, now: Ns, worker_id: WorkerId) -> int:
+        """Prefill that is due at this worker, in ns; 0 where it is not up."""
+        worker = self._fleet.find(worker_id)
+        return 0 if worker is None else worker.due_ns(now)
 
     def stats(self) -> RouterStats:
         return RouterStats(
@@ -140,6 +147,8 @@ class RouterCore:
                     self._down(now, worker, is_failure)
             case WorkerDrain() | WorkerStats() | WorkerKv() | WorkerKvSnapshot():
                 self._heard(now, event, effects)
+            case WorkersStarting(num_workers):
+                self._num_starting = num_workers
             case _:
                 assert_never(event)
         self._caches.index.tend(now)
@@ -250,7 +259,11 @@ class RouterCore:
             self._reject(too_late(timer_id), effects)
 
     def _refuse_lonely(self, now: Ns, effects: list[RouterEffect]) -> None:
-        """Refuse those that have waited long enough while nobody is there who could take them."""
+        """Refuse those that have waited long enough while nobody is there who could take them, nor
+        about to be.
+        """
+        if self._num_starting:
+            return
         wait_ns = round(self.config.worker_wait_s * NS_PER_S)
         for waiting in list(self._room):
             is_due = now - waiting.since_ns >= wait_ns

@@ -85,6 +85,12 @@ class WorkerDrain(msgspec.Struct, frozen=True, tag=True):
     worker_id: WorkerId
 
 
+class WorkersStarting(msgspec.Struct, frozen=True, tag=True):
+    """So many are about to come up. While any is, nobody is refused for want of a worker."""
+
+    num_workers: int
+
+
 class RouteArrive(msgspec.Struct, frozen=True, tag=True):
     """A request wants a worker; again with the same id after the worker it was on has died."""
 
@@ -148,6 +154,7 @@ RouterEvent: TypeAlias = (
     WorkerUp
     | WorkerDown
     | WorkerDrain
+    | WorkersStarting
     | RouteArrive
     | RouteStarted
     | RouteProgress

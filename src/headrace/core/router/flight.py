@@ -49,6 +49,7 @@ class Flight:
         self.is_prefilling = False  # it is to go on elsewhere after its first token
         self.lender: WorkerId | None = None  # who holds the KV of its prompt
         self.excluded: tuple[WorkerId, ...] = ()  # that were lost with it
+        self.num_failures = 0  # of these; the others were asked to leave
         self.num_output_tokens = 0  # since it came to its worker
         self._parts = {spec.seq_id: _Part(spec) for spec in specs}
 
@@ -138,10 +139,11 @@ class Flight:
             for part in parts
         ]
 
-    def lose_worker(self, reason: str) -> list[Word]:
+    def lose_worker(self, reason: str, *, is_failure: bool) -> list[Word]:
         """Its worker is gone: what its readers hear of it. What was cancelled has its end."""
         assert self.worker_id is not None
         self.excluded += (self.worker_id,)
+        self.num_failures += is_failure
         self.worker_id = None
         words: list[Word] = []
         for seq_id, part in list(self._parts.items()):

@@ -47,6 +47,7 @@ from headrace.core.router.events import (
     WorkerDrain,
     WorkerKv,
     WorkerKvSnapshot,
+    WorkersStarting,
     WorkerStats,
     WorkerUp,
 )
@@ -86,6 +87,7 @@ FrontEvent: TypeAlias = (
     | WorkerKv
     | WorkerKvSnapshot
     | WorkerDrain
+    | WorkersStarting
     | WorkerDown
     | Timer
 )
@@ -95,9 +97,11 @@ FrontEffect: TypeAlias = Admitted | Emit | Preempted | Finish | Reject | Forward
 class FrontCore:
     """`handle(now, event) -> effects`. An Arrive holds the sequences of one request.
 
-    A request may lose `max_migrations` workers; with the next one it ends with an error. Where
-    there are workers for prefill, one of them may compute its prompt and first token; another then
-    copies the KV and goes on. If anything of that fails, the rest is computed where it goes on.
+    A request may lose `max_migrations` workers; with the next one it ends with an error. Workers
+    that were asked to leave do not count.
+
+    Where there are workers for prefill, one of them may compute its prompt and first token;
+    another then copies the KV and goes on. If anything of that fails, the rest is computed there.
     """
 
     def __init__(self, router: RouterCore, config: ClusterConfig) -> None:
@@ -122,6 +126,22 @@ class FrontCore:
     def num_unrouted(self) -> int:
         """Sequences that wait for a worker."""
         return sum(len(flight) for flight in self._flights.values() if flight.worker_id is None)
+
+    def num_at(self, worker_id: WorkerId) -> int:
+        """Requests that are under way at this worker."""
+        return sum(flight.worker_id == worker_id for flight in self._flights.values())
+
+    def due_ns(self, now: Ns, worker_id: WorkerId) -> int:
+        """Prefill that is due at this worker, as the router has booked it."""
+        return self._router.due_ns(now, worker_id)
+
+    def waiting_for(self) -> list[Role]:
+        """What each request that waits for a worker asks of it."""
+        return [
+            Role.PREFILL if flight.is_prefilling else Role.MIXED
+            for flight in self._flights.values()
+            if flight.worker_id is None
+        ]
 
     def decision(self, request_id: str) -> Decision | None:
         """Why a request went where it is, or was, last; None where that is forgotten."""
@@ -163,7 +183,9 @@ class FrontCore:
             case WorkerUp():
                 self._workers[event.worker_id] = event
                 self._route(event, effects)
-            case WorkerStats() | WorkerKv() | WorkerKvSnapshot() | WorkerDrain() | Timer():
+            case WorkerStats() | WorkerKv() | WorkerKvSnapshot() | Timer():
+                self._route(event, effects)
+            case WorkerDrain() | WorkersStarting():
                 self._route(event, effects)
             case _:
                 assert_never(event)
@@ -240,11 +262,11 @@ class FrontCore:
         lost = [f for f in self._flights.values() if f.worker_id == event.worker_id]
         self._route(event, effects)
         for flight in lost:
-            words = flight.lose_worker(event.reason)
-            if flight.num_migrations > self._config.max_migrations:
+            words = flight.lose_worker(event.reason, is_failure=event.is_failure)
+            if flight.num_failures > self._config.max_migrations:
                 error = f"worker {worker.name} was lost: {event.reason}"
                 if self._config.max_migrations:
-                    error += f" (the request has lost {flight.num_migrations} workers)"
+                    error += f" (the request has lost {flight.num_failures} workers)"
                 words += flight.end(FinishReason.ERROR, error)
             self._say(flight, words, effects)
             if not flight.is_over:

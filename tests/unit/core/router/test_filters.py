@@ -12,6 +12,7 @@ from headrace.core.router.events import (
     RouteFailed,
     RouteReject,
     WorkerDrain,
+    WorkersStarting,
     WorkerStats,
 )
 from support.routing import Routing, load, names, spec, stored
@@ -318,3 +319,12 @@ def test_work_waits_for_the_role_that_is_away() -> None:
     routing = Routing()
     routing.up(0, role=Role.PREFILL)
     assert isinstance(routing.arrive(role=Role.MIXED), Queued)
+
+
+def test_nobody_is_refused_for_want_of_a_worker_while_one_is_starting() -> None:
+    routing = Routing(worker_wait_s=10)
+    routing.tell(WorkersStarting(1))
+    routing.arrive()
+    assert routing.ring(until_ms=60_000) == []
+    routing.tell(WorkersStarting(0))
+    assert [effect.request_id for effect in routing.ring(until_ms=62_000)] == [1]  # type: ignore[union-attr]

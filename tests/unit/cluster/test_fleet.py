@@ -1,0 +1,149 @@
+"""Slots: who is started, who goes for good, who comes back, and under which name."""
+
+from typing import Any, cast
+
+import pytest
+
+from headrace.cluster.fleet import MAX_BAD_STARTS, Fleet, Slot
+from headrace.cluster.process import WorkerProcess
+from headrace.cluster.wire import Configure, FromWorker, Ready, ToWorker
+from headrace.core.base.types import NS_PER_S, Ns, WorkerId
+from headrace.core.base.worker import Role
+from headrace.core.config.schema import ClusterConfig, Config
+
+NOW = Ns(NS_PER_S)
+READY = cast("Ready", None)
+
+
+class FakeProcess:
+    pid = 1
+    has_unsent = False
+
+    def __init__(self) -> None:
+        self.is_killed = False
+        self.sent: list[ToWorker] = []
+
+    def fileno(self) -> int:
+        raise NotImplementedError
+
+    def send(self, message: ToWorker) -> None:
+        self.sent.append(message)
+
+    def flush(self) -> None: ...
+
+    def receive(self) -> list[FromWorker]:
+        return []
+
+    def close(self) -> None: ...
+
+    def kill(self) -> None:
+        self.is_killed = True
+
+    def wait(self, timeout_s: float) -> bool:
+        return True
+
+    def exit_status(self) -> str | None:
+        return None
+
+
+def fleet_of(**counts: Any) -> Fleet:
+    def launch() -> WorkerProcess:
+        return FakeProcess()
+
+    return Fleet(ClusterConfig(**counts), lambda slot: Configure(config=Config()), launch)
+
+
+def bring_up(fleet: Fleet) -> None:
+    for slot in fleet.start_due(NOW):
+        fleet.is_up(slot, NOW, READY)
+
+
+def names(fleet: Fleet) -> list[str]:
+    return [slot.name for slot in fleet]
+
+
+def named(fleet: Fleet, name: str) -> Slot:
+    return next(slot for slot in fleet if slot.name == name)
+
+
+def let_go(fleet: Fleet, name: str, back_as: Role | None = None) -> None:
+    slot = named(fleet, name)
+    fleet.leave(slot, NOW, back_as)
+    fleet.end(slot, NOW)
+
+
+def test_a_new_slot_takes_the_first_name_that_nobody_has() -> None:
+    fleet = fleet_of(workers=3)
+    bring_up(fleet)
+    let_go(fleet, "w1")
+    assert names(fleet) == ["w0", "w2"]
+    assert [fleet.grow(Role.MIXED).name for _ in range(2)] == ["w1", "w3"]
+    assert fleet.grow(Role.PREFILL).name == "p0"
+
+
+def test_starts_are_counted_over_all_who_had_a_name() -> None:
+    fleet = fleet_of(workers=2)
+    bring_up(fleet)
+    let_go(fleet, "w1")
+    fleet.grow(Role.MIXED)
+    bring_up(fleet)
+    assert named(fleet, "w1").num_starts == 2
+
+
+def test_who_comes_back_keeps_the_slot_and_has_another_life() -> None:
+    fleet = fleet_of(workers=2)
+    bring_up(fleet)
+    let_go(fleet, "w0", Role.MIXED)
+    slot = named(fleet, "w0")
+    assert (slot.is_ready, slot.leaving) == (False, None)
+    bring_up(fleet)
+    assert (slot.worker_id, slot.num_starts) == (WorkerId(2), 2)
+
+
+def test_who_switches_has_another_name_and_says_whom_it_continues() -> None:
+    fleet = fleet_of(prefill=2, decode=1)
+    bring_up(fleet)
+    let_go(fleet, "p0", Role.DECODE)  # of the life 0
+    assert names(fleet) == ["p1", "d0", "d1"]
+    bring_up(fleet)
+    let_go(fleet, "d1", Role.PREFILL)  # and back again
+    assert named(fleet, "p0").switched_from == WorkerId(0)
+
+
+@pytest.mark.parametrize(("back_as", "left"), [(None, ["w1"]), (Role.MIXED, ["w0", "w1"])])
+def test_who_is_lost_while_it_leaves_has_left(back_as: Role | None, left: list[str]) -> None:
+    fleet = fleet_of(workers=2)
+    bring_up(fleet)
+    slot = named(fleet, "w0")
+    process = cast("FakeProcess", slot.process)
+    fleet.leave(slot, NOW, back_as)
+    fleet.lose(slot, NOW, "struck")
+    assert process.is_killed
+    assert names(fleet) == left
+
+
+def test_a_fleet_that_has_served_is_not_given_up() -> None:
+    fleet = fleet_of(workers=2)
+    for served in (False, True):
+        for slot in fleet:
+            for _ in range(MAX_BAD_STARTS):
+                slot.restart_ns = NOW
+                fleet.start_due(NOW)
+                fleet.lose(slot, NOW, "struck")
+        assert fleet.is_hopeless is not served
+        for slot in fleet:
+            slot.restart_ns = NOW
+        bring_up(fleet)
+        for slot in fleet:
+            fleet.lose(slot, NOW, "struck")
+
+
+def test_only_processes_that_will_serve_are_starting() -> None:
+    fleet = fleet_of(workers=2)
+    assert fleet.num_starting == 0
+    fleet.start_due(NOW)
+    assert fleet.num_starting == 2
+    fleet.leave(named(fleet, "w0"), NOW, None)
+    assert fleet.num_starting == 1
+    fleet.is_up(named(fleet, "w1"), NOW, READY)
+    assert fleet.num_starting == 0
