@@ -68,7 +68,7 @@ class BootedCluster:
     @property
     def identity(self) -> str:
         """Changes with everything that may change an answer's bytes, the program apart."""
-        return identity_of(self.ready[0].spec, self.config.device)
+        return identity_of(self.ready[0].spec)
 
     def close(self) -> None:
         """End what runs and all processes. Idempotent."""
