@@ -164,6 +164,25 @@ def pull(model: Model = None, *, json: Json = False) -> int:
 
 
 @app.command
+def top(
+    url: Annotated[str, Parameter(help="address of a server")] = "http://127.0.0.1:8000",
+    /,
+    *,
+    every: Annotated[
+        float, Parameter(name="--every", metavar="SECONDS", help="time between two looks")
+    ] = 1.0,
+    once: Annotated[
+        bool, Parameter(name="--once", negative="", help="look once", show_default=False)
+    ] = False,
+    json: Json = False,
+) -> int:
+    """Show what a running server does, live; once where standard output is no terminal."""
+    from headrace.cli.top import top as command
+
+    return command(url, every_s=every, is_once=once, as_json=json)
+
+
+@app.command
 def doctor(model: Model = None, *, json: Json = False, flags: AllFlags = None) -> int:
     """Say what fits this machine and what looks wrong; exit code 1 if something cannot work."""
     from headrace.cli.doctor import doctor as command
