@@ -2,8 +2,8 @@
 
 import socket
 
-from headrace.cli.logs import start_logging
 from headrace.adapters.handshake import read_secret
+from headrace.cli.logs import start_logging
 from headrace.cluster.remote import address_of, serve_front
 from headrace.core.base.errors import ConfigError
 from headrace.core.base.worker import Role
