@@ -24,14 +24,16 @@ from headrace.core.router.events import Resync, WorkerDown
 from headrace.core.router.front import Forward, FrontCore, FrontEffect, FrontEvent
 from headrace.core.router.stats import RouterStats
 from headrace.core.telemetry import ClusterTelemetry, RequestRecord
+from headrace.core.telemetry.runs import emit_run
 from headrace.core.workload.source import Source
-from headrace.sim.cluster_worker import Habits, MessageFaults, Pool, SimWorker
+from headrace.sim.cluster_worker import Habits, MessageFaults, Pool, SimWorker, TokenTimes
 from headrace.sim.network import Network
 from headrace.sim.runtime import SimRuntime
 
 MAX_CALLS = 1_000_000_000
 KV_LINK = Link(latency_ns=10_000.0, byte_ns=0.02)  # 50 GB/s
 NO_LIMITS = Slo()
+NO_TIMES: TokenTimes = {}
 NOTHING = Arrive(())  # stands for the event where a worker speaks
 
 Death = tuple[int, Ns, Ns | None]
@@ -51,6 +53,7 @@ class Cluster:
     faults: MessageFaults = field(default_factory=MessageFaults)
     deaths: tuple[Death, ...] = ()
     seed: int = 0
+    glides: bool = True  # steps that are alike are taken at once; the decisions are the same
     is_checked: bool = False  # cores check their laws after every event, at a cost
 
 
@@ -135,8 +138,10 @@ class _World:
             faults=cluster.faults,
             seed=cluster.seed,
             is_checked=cluster.is_checked,
+            glides=cluster.glides,
+            shows_plans=observe_plan is not None,
         )
-        self._message_ns = Ns(round(cluster.message_ms * NS_PER_MS))
+        self.message_ns = Ns(round(cluster.message_ms * NS_PER_MS))
         self._router = RouterCore(cluster.router)
         self._core = FrontCore(self._router, cluster.front)
         self._records: list[RequestRecord] = []
@@ -235,7 +240,7 @@ class _World:
 
     # ---- the front end
 
-    def tell(self, event: FrontEvent) -> None:
+    def tell(self, event: FrontEvent, times: TokenTimes = NO_TIMES) -> None:
         now = self.runtime.now
         effects = self._core.handle(now, event)
         self._num_events += 1
@@ -257,14 +262,25 @@ class _World:
                 case _:
                     words.append(effect)
         if words or isinstance(event, Arrive):
-            seen = event if isinstance(event, Arrive) else NOTHING
-            for record in self._telemetry.observe(now, seen, words):
-                self._on_record(record)
+            self._note_words(event, words, times)
             for word in words:
                 self._read(word)
 
+    def _note_words(self, event: FrontEvent, words: list[EngineEffect], times: TokenTimes) -> None:
+        seen = event if isinstance(event, Arrive) else NOTHING
+        single = words
+        if times:
+            single = []
+            for word in words:
+                if isinstance(word, Emit) and word.seq_id in times:
+                    emit_run(self._telemetry, word.seq_id, times[word.seq_id], self.message_ns)
+                else:
+                    single.append(word)
+        for record in self._telemetry.observe(self.runtime.now, seen, single):
+            self._on_record(record)
+
     def later(self, call: Callable[[], None]) -> None:
-        self.runtime.call_later(self._message_ns, call)
+        self.runtime.call_later(self.message_ns, call)
 
     def keep(self, records: Sequence[RequestRecord]) -> None:
         for record in records:
@@ -305,7 +321,7 @@ class _World:
             return
         self._places[place] = None
         worker = self._workers.pop(worker_id)
-        worker.is_dead = True
+        worker.die()
         self._note_use(worker, self.runtime.now)
         self.network.lose(worker.kv_address)
         self.tell(WorkerDown(worker_id, "killed"))

@@ -4,7 +4,7 @@ Decides which of its messages are lost, late or wrong; refuses to know what a fr
 them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
@@ -12,7 +12,6 @@ from typing import Protocol
 
 import msgspec
 
-from headrace.adapters.executors.sim import SimExecutor
 from headrace.core.base.errors import InvariantError
 from headrace.core.base.events import (
     Admitted,
@@ -29,12 +28,11 @@ from headrace.core.base.events import (
     Preempted,
     Reject,
     StartCopy,
-    StartStep,
     Timer,
 )
 from headrace.core.base.plan import StepPlan, WorkerSpec
 from headrace.core.base.request import Slo
-from headrace.core.base.types import NS_PER_MS, Ns, WorkerId
+from headrace.core.base.types import NS_PER_MS, Ns, SeqId, WorkerId
 from headrace.core.base.worker import Role
 from headrace.core.config.schema import WorkerConfig
 from headrace.core.cost.fitted import FittedCostModel
@@ -51,9 +49,12 @@ from headrace.core.router.events import (
 from headrace.core.router.flight import Word
 from headrace.core.router.front import FrontEvent, WorkerSaid
 from headrace.core.telemetry import RequestRecord, Telemetry
+from headrace.sim.engine import Run, SimEngine
 from headrace.sim.network import Network
 from headrace.sim.runtime import SimRuntime
 from headrace.sim.steps import ListedSteps
+
+TokenTimes = Mapping[SeqId, Sequence[Ns]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +93,11 @@ class Front(Protocol):
     @property
     def is_over(self) -> bool: ...
 
-    def tell(self, event: FrontEvent) -> None: ...
+    message_ns: Ns  # that a message takes
+
+    def tell(self, event: FrontEvent, times: TokenTimes = ...) -> None:
+        """With the times of tokens that were sampled one by one and are told together."""
+        ...
 
     def later(self, call: Callable[[], None]) -> None:
         """After the time of a message."""
@@ -115,6 +120,8 @@ class Habits:
     faults: MessageFaults
     seed: int
     is_checked: bool
+    glides: bool
+    shows_plans: bool
 
 
 class SimWorker:
@@ -130,10 +137,15 @@ class SimWorker:
         self.began_ns = front.runtime.now
         self._habits = habits
         self._front = front
-        self._core = build_worker(pool.config, pool.spec, pool.believed)
-        self._steps = ListedSteps(pool.cost, pool.spec.vocab_size, seed=habits.seed)
-        self._executor = SimExecutor(pool.spec, self._steps, front.runtime.call_later)
-        self._telemetry = Telemetry(Slo(), pool.believed)
+        self._engine = SimEngine(
+            build_worker(pool.config, pool.spec, pool.believed),
+            ListedSteps(pool.cost, pool.spec.vocab_size, seed=habits.seed),
+            Telemetry(Slo(), pool.believed),
+            front.runtime,
+            self,
+            glides=habits.glides,
+            on_plan=partial(front.saw_plan, worker_id) if habits.shows_plans else None,
+        )
         self._cached: dict[bytes, None] = {}  # what a snapshot holds, in the order of storing
         self._kv_no = 0
         self._num_received = 0
@@ -147,10 +159,10 @@ class SimWorker:
     @property
     def busy_ns(self) -> int:
         """Time in steps."""
-        return self._steps.busy_ns
+        return self._engine.busy_ns
 
     def stats(self) -> EngineStats:
-        return self._core.stats()
+        return self._engine.stats()
 
     def introduction(self) -> WorkerUp:
         pool, scheduler = self.pool, self.pool.config.scheduler
@@ -181,48 +193,59 @@ class SimWorker:
         self._handle(event)
 
     def close(self) -> None:
-        self._core.check()
-        if not self._core.is_idle:
-            raise InvariantError("a worker still holds something", stats=self._core.stats())
+        core = self._engine.core
+        core.check()
+        if not core.is_idle:
+            raise InvariantError("a worker still holds something", stats=core.stats())
+
+    def die(self) -> None:
+        """What it said long enough ago has been heard."""
+        runs = self._engine.runs(Ns(self._front.runtime.now - self._front.message_ns))
+        if runs:
+            self._speak(*_told_together(runs))
+        self._engine.stop()
+        self.is_dead = True
 
     def _handle(self, event: EngineEvent) -> None:
-        if self.is_dead:
-            return
-        now = self._front.runtime.now
-        effects = self._core.handle(now, event)
+        if not self.is_dead:
+            self._engine.handle(event)
+
+    # ---- what its engine does
+
+    def hear(
+        self, at_ns: Ns, effects: Sequence[EngineEffect], records: Sequence[RequestRecord]
+    ) -> None:
         if self._habits.is_checked:
-            self._core.check()
-        records = self._telemetry.observe(now, event, effects)
+            self._engine.core.check()
         words: list[Word] = []
-        changes: list[BlockStored | BlockRemoved] = []
         for effect in effects:
             match effect:
                 case Admitted() | Emit() | Preempted() | Finish() | Reject():
                     words.append(effect)
-                case KvChanged():
-                    changes += effect.changes
-                case _:
-                    self._carry_out(effect)
+                case KvChanged(changes):
+                    self._publish(changes)
+                case CallAt(wake_ns, timer_id):
+                    self._front.runtime.call_at(wake_ns, partial(self._ring, Timer(timer_id)))
+                case StartCopy():
+                    self._copy(effect)
+        if words:
+            self._call_when_heard(at_ns, partial(self._speak, tuple(words), {}, records))
+
+    def hear_glide(
+        self, changes: Sequence[BlockStored | BlockRemoved], runs: Sequence[Run]
+    ) -> None:
         if changes:
             self._publish(tuple(changes))
-        if words:
-            self._front.later(partial(self._speak, tuple(words), records))
+        if runs:
+            last_ns = max(times_ns[-1] for _, times_ns in runs)
+            self._call_when_heard(last_ns, partial(self._speak, *_told_together(runs)))
 
-    def _carry_out(self, effect: EngineEffect) -> None:
-        match effect:
-            case StartStep(plan):
-                self._front.saw_plan(self.worker_id, plan)
-                self._executor.start(plan, self._handle)
-            case CallAt(at_ns, timer_id):
-                self._front.runtime.call_at(at_ns, partial(self._ring, Timer(timer_id)))
-            case StartCopy():
-                self._copy(effect)
-            case _:
-                raise InvariantError("cannot be carried out", effect=effect)
+    def _call_when_heard(self, at_ns: Ns, call: Callable[[], None]) -> None:
+        self._front.runtime.call_at(Ns(at_ns + self._front.message_ns), call)
 
     def _ring(self, timer: Timer) -> None:
         # What is left when all requests have ended are deadlines of what is over.
-        if not (self._front.is_over and self._core.is_idle):
+        if not (self._front.is_over and self._engine.core.is_idle):
             self._handle(timer)
 
     # ---- KV of others
@@ -260,7 +283,7 @@ class SimWorker:
         front.runtime.call_later(period_ns, self.tell_load)
 
     def _load(self) -> WorkerLoad:
-        stats = self._core.stats()
+        stats = self._engine.stats()
         return WorkerLoad(
             num_running=stats.num_running,
             num_waiting=stats.num_waiting,
@@ -282,10 +305,12 @@ class SimWorker:
         if not self.is_dead and not self._front.is_over:
             self._front.tell(event)
 
-    def _speak(self, words: tuple[Word, ...], records: Sequence[RequestRecord]) -> None:
+    def _speak(
+        self, words: tuple[Word, ...], times: TokenTimes, records: Sequence[RequestRecord] = ()
+    ) -> None:
         if not self.is_dead:
             self._front.keep(records)
-            self._front.tell(WorkerSaid(self.worker_id, words))
+            self._front.tell(WorkerSaid(self.worker_id, words), times)
 
     def _publish(self, changes: tuple[BlockStored | BlockRemoved, ...]) -> None:
         event = WorkerKv(self.worker_id, self._kv_no, changes)
@@ -305,3 +330,8 @@ class SimWorker:
             self._front.runtime.call_later(delay_ns, partial(self._deliver, event))
         else:
             self._say(event)
+
+
+def _told_together(runs: Sequence[Run]) -> tuple[tuple[Emit, ...], TokenTimes]:
+    words = tuple(emit for emit, _ in runs)
+    return words, {emit.seq_id: times_ns for emit, times_ns in runs}

@@ -6,7 +6,7 @@ from typing import Final
 from headrace.adapters.executors.sim import StepOutcome, lost_step
 from headrace.core.base.events import StepDone
 from headrace.core.base.plan import SeqResult, SeqStep, StepPlan, StepResult
-from headrace.core.base.types import SeqId
+from headrace.core.base.types import Ns, SeqId
 from headrace.core.cost.model import CostModel, StepShape
 
 _NUM_TOKENS: Final = 1 << 16  # of the list; a sequence begins somewhere in it
@@ -20,22 +20,26 @@ class ListedSteps:
 
     def __init__(self, cost: CostModel, vocab_size: int, *, seed: int = 0) -> None:
         self._cost = cost
-        self._tokens = tuple(Random(seed).choices(range(vocab_size), k=_NUM_TOKENS))
-        self.busy_ns = 0  # of all steps so far
+        self._tokens = tuple(Random(seed).choices(range(vocab_size), k=_NUM_TOKENS)) * 2
 
     def outcome(self, plan: StepPlan) -> StepOutcome:
-        elapsed_ns = self._cost.step_ns(StepShape.of(plan))
-        self.busy_ns += elapsed_ns
+        elapsed_ns = self.elapsed_ns(StepShape.of(plan))
         seqs = tuple(self._result(seq) for seq in plan.seqs)
         return StepDone(StepResult(plan.step_id, seqs, elapsed_ns)), elapsed_ns
 
     def lost(self, plan: StepPlan) -> StepOutcome:
         return lost_step(plan)
 
-    def token(self, seq_id: SeqId, position: int) -> int:
-        return self._tokens[(seq_id * _STRIDE + position) % _NUM_TOKENS]
+    def tokens(self, seq_id: SeqId, start: int, end: int) -> tuple[int, ...]:
+        """At these positions of a sequence, no more than the list has."""
+        first = (seq_id * _STRIDE + start) % _NUM_TOKENS
+        return self._tokens[first : first + end - start]
+
+    def elapsed_ns(self, shape: StepShape) -> Ns:
+        return self._cost.step_ns(shape)
 
     def _result(self, seq: SeqStep) -> SeqResult:
         if seq.sample is None:
             return SeqResult(seq.seq_id)
-        return SeqResult(seq.seq_id, (self.token(seq.seq_id, seq.sample.position),))
+        position = seq.sample.position
+        return SeqResult(seq.seq_id, self.tokens(seq.seq_id, position, position + 1))

@@ -7,7 +7,7 @@ recorded engine learned, step by step.
 from typing import Final
 
 from headrace.core.base.plan import StepPlan
-from headrace.core.base.types import Ns
+from headrace.core.base.types import Ns, StepId
 from headrace.core.cost.fitted import FittedCostModel, OnlineFit
 from headrace.core.cost.model import CostModel, StepShape
 
@@ -46,6 +46,11 @@ class LearnedCost:
         is_like_others = self.is_reliable and len(plan.seqs) == plan.num_tokens
         if not is_like_others or plan.step_id % DECODE_STEPS_PER_SAMPLE == 0:
             self._fit.add(StepShape.of(plan), elapsed_ns)
+
+    def learn_decoding(self, step_id: StepId, shape: StepShape, elapsed_ns: Ns) -> None:
+        """As `learn`, of a step that only decoded, once predictions are reliable."""
+        if step_id % DECODE_STEPS_PER_SAMPLE == 0:
+            self._fit.add(shape, elapsed_ns)
 
     def step_ns(self, shape: StepShape) -> Ns:
         return self._current().step_ns(shape)

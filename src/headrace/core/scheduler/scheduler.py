@@ -21,7 +21,7 @@ from headrace.core.base.plan import SeqStep, StepPlan
 from headrace.core.base.types import NS_PER_MS, Ns, SeqId, StepId
 from headrace.core.config.schema import SchedulerConfig
 from headrace.core.cost.learned import LearnedCost
-from headrace.core.cost.model import CostModel
+from headrace.core.cost.model import CostModel, StepShape
 from headrace.core.kv.manager import KvManager
 from headrace.core.scheduler.forecast import count_prefill, predict_ttft_ns
 from headrace.core.scheduler.lanes import DeficitRoundRobin, ShortShare
@@ -94,8 +94,22 @@ class Scheduler:
 
     def learn(self, plan: StepPlan, elapsed_ns: Ns) -> None:
         """A step took this long: what the budget policy's predictions are made of."""
-        if self._config.budget == "itl" or self._config.early_reject:
+        if self._learns:
             self._cost.learn(plan, elapsed_ns)
+
+    @property
+    def learns_from_decoding(self) -> bool:
+        """Whether steps that only decode are learned from as `learn_decoding` does."""
+        return not self._learns or self._cost.is_reliable
+
+    def learn_decoding(self, step_id: StepId, shape: StepShape, elapsed_ns: Ns) -> None:
+        """As `learn`, of a step in which everybody decoded, without its plan."""
+        if self._learns:
+            self._cost.learn_decoding(step_id, shape, elapsed_ns)
+
+    @property
+    def _learns(self) -> bool:
+        return self._config.budget == "itl" or self._config.early_reject
 
     def remove(self, seq: Sequence) -> None:
         """Take a sequence out for good."""

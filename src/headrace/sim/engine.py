@@ -1,0 +1,272 @@
+"""The virtual driver of one EngineCore: its device takes time, one step after the other.
+
+Where steps are all alike for a while, they are taken at once (see core/engine/glide.py): only those
+are looked at with which a block becomes full or is needed, or with which a reader has had enough
+tokens for the router to hear of it. Whatever else happens meanwhile ends the glide first.
+"""
+
+from bisect import bisect_right
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Final, Protocol
+
+import msgspec
+
+from headrace.core.base.events import (
+    BlockRemoved,
+    BlockStored,
+    Emit,
+    EngineEffect,
+    EngineEvent,
+    StartStep,
+    StepDone,
+    StepFailed,
+)
+from headrace.core.base.plan import StepPlan
+from headrace.core.base.types import Ns
+from headrace.core.engine.core import EngineCore
+from headrace.core.engine.glide import MIN_STEPS, Glide
+from headrace.core.engine.stats import EngineStats
+from headrace.core.router.front import PROGRESS_TOKENS
+from headrace.core.telemetry import RequestRecord, Telemetry
+from headrace.core.telemetry.runs import pass_decoding
+from headrace.sim.runtime import SimRuntime
+from headrace.sim.steps import ListedSteps
+
+Changes = Sequence[BlockStored | BlockRemoved]
+Run = tuple[Emit, Sequence[Ns]]
+"""Tokens of one sequence, with the time of each."""
+
+MAX_STEPS: Final = 4096  # of one glide
+
+
+class Reader(Protocol):
+    """Whoever hears what an engine does."""
+
+    def hear(
+        self, at_ns: Ns, effects: Sequence[EngineEffect], records: Sequence[RequestRecord]
+    ) -> None:
+        """What came of one event; StartStep is carried out already."""
+        ...
+
+    def hear_glide(self, changes: Changes, runs: Sequence[Run]) -> None:
+        """What came of many steps up to now."""
+        ...
+
+
+class SimEngine:
+    def __init__(
+        self,
+        core: EngineCore,
+        steps: ListedSteps,
+        telemetry: Telemetry,
+        runtime: SimRuntime,
+        reader: Reader,
+        *,
+        glides: bool = True,
+        on_plan: Callable[[StepPlan], None] | None = None,
+    ) -> None:
+        self.core = core
+        self._steps = steps
+        self._telemetry = telemetry
+        self._runtime = runtime
+        self._reader = reader
+        self._glides = glides
+        self._on_plan = on_plan
+        self._started: deque[StepPlan] = deque()  # the first one runs
+        self._end: StepDone | StepFailed | None = None  # of that one
+        self._end_ns = self._elapsed_ns = Ns(0)
+        self.busy_ns = 0  # in steps
+        self._epoch = 0  # calls that were asked for in another one mean nothing any more
+        self._glide: _Way | None = None
+
+    def stats(self) -> EngineStats:
+        """As of now; a glide need not end for it."""
+        if self._glide is not None:
+            return self._glide.stats(self.core.stats(), self._runtime.now)
+        return self.core.stats()
+
+    def stop(self) -> None:
+        """Nothing more will happen here."""
+        self._epoch += 1
+        self._glide = None
+
+    def handle(self, event: EngineEvent) -> None:
+        """Something happens from outside, now."""
+        self.settle()
+        self._turn(self._runtime.now, event)
+        self._try_to_glide()
+
+    def settle(self) -> None:
+        """Bring the core to what it has done by now."""
+        way = self._glide
+        if way is None:
+            return
+        num_done = way.num_done(self._runtime.now)
+        if num_done:
+            self._land(way, num_done)
+        else:
+            self._glide = None
+            self._call_at_end()
+
+    def runs(self, until_ns: Ns) -> list[Run]:
+        """Tokens of a glide up to then, of which its reader has not heard."""
+        way = self._glide
+        return way.runs(way.num_done(until_ns)) if way is not None else []
+
+    # ---- one by one
+
+    def _turn(self, at_ns: Ns, event: EngineEvent, *, is_told: bool = False) -> None:
+        """`is_told`: the reader has its tokens already."""
+        effects = self.core.handle(at_ns, event)
+        records = self._telemetry.observe(at_ns, event, effects)
+        for effect in effects:
+            if isinstance(effect, StartStep):
+                if self._on_plan is not None:
+                    self._on_plan(effect.plan)
+                self._started.append(effect.plan)
+                if len(self._started) == 1:
+                    self._begin(at_ns)
+        if is_told:
+            effects = [effect for effect in effects if not isinstance(effect, Emit)]
+        self._reader.hear(at_ns, effects, records)
+
+    def _begin(self, at_ns: Ns) -> None:
+        self._end, self._elapsed_ns = self._steps.outcome(self._started[0])
+        self.busy_ns += self._elapsed_ns
+        self._end_ns = Ns(at_ns + self._elapsed_ns)
+        self._call_at_end()
+
+    def _call_at_end(self) -> None:
+        self._epoch += 1
+        self._runtime.call_at(self._end_ns, partial(self._step_ends, self._epoch))
+
+    def _step_ends(self, epoch: int) -> None:
+        if epoch != self._epoch:
+            return
+        self._finish_step(self._end_ns)
+        self._try_to_glide()
+
+    def _finish_step(self, at_ns: Ns, *, is_told: bool = False) -> None:
+        end = self._end
+        assert end is not None
+        self._started.popleft()
+        if self._started:
+            self._begin(at_ns)
+        self._turn(at_ns, end, is_told=is_told)
+
+    # ---- many at once
+
+    def _try_to_glide(self) -> None:
+        if not self._glides or self._glide is not None:
+            return
+        glide = Glide.begin(self.core, self._steps.tokens)
+        if glide is not None:
+            way = _Way(glide, self._end_ns, self._elapsed_ns, self._steps)
+            if way.num_steps >= MIN_STEPS:
+                self._epoch += 1
+                self._glide = way
+                self._next_border(way, 0)
+
+    def _next_border(self, way: "_Way", step: int) -> None:
+        step = way.next_border(step)
+        self._runtime.call_at(
+            way.ends_ns[step - 1], partial(self._pass_border, self._epoch, way, step)
+        )
+
+    def _pass_border(self, epoch: int, way: "_Way", step: int) -> None:
+        if epoch != self._epoch:
+            return
+        if step >= way.num_steps or not way.glide.has_room(step):
+            self._land(way, step)
+            self._try_to_glide()
+            return
+        changes = way.glide.pass_border(step)
+        self._reader.hear_glide(changes, way.runs_at(step))
+        self._next_border(way, step)
+
+    def _land(self, way: "_Way", num_done: int) -> None:
+        """All but the last of the steps that are done are taken for done; that one is done."""
+        self._glide = None
+        at_ns = way.ends_ns[num_done - 1]
+        runs = way.runs(num_done)
+        if num_done > 1:
+            before = way.ends_ns[: num_done - 1]
+            plans = way.glide.land(before, way.elapsed_ns)
+            pass_decoding(self._telemetry, before, plans)
+            self._started = deque(plans)
+            self._end, _ = self._steps.outcome(plans[0])
+            self.busy_ns += sum(way.elapsed_ns[1:num_done])
+        if runs:
+            self._reader.hear_glide((), runs)
+        self._finish_step(at_ns, is_told=True)
+
+
+class _Way:
+    """A glide with its times, as far as they are known, and how far its reader has been told."""
+
+    def __init__(self, glide: Glide, end_ns: Ns, elapsed_ns: Ns, steps: ListedSteps) -> None:
+        self.glide = glide
+        self.num_steps = min(glide.num_steps, MAX_STEPS)
+        self.ends_ns: list[Ns] = []
+        self.elapsed_ns: list[Ns] = []
+        self._steps = steps
+        self._told = [0] * len(glide.seqs)
+        # By step modulo that many: whose reader has had so many tokens that the router hears of it.
+        self._progress: defaultdict[int, list[int]] = defaultdict(list)
+        for index, seq in enumerate(glide.seqs):
+            num_told = seq.num_output - len(seq.spec.output_tokens)
+            self._progress[-num_told % PROGRESS_TOKENS].append(index)
+        self._add(end_ns, elapsed_ns)
+
+    def next_border(self, step: int) -> int:
+        """The first step after this one with which something is to be done, or the last one."""
+        while step < self.num_steps:
+            step += 1
+            if step > len(self.ends_ns):
+                elapsed_ns = self._steps.elapsed_ns(self.glide.shape(step))
+                self._add(Ns(self.ends_ns[-1] + elapsed_ns), elapsed_ns)
+            if self.glide.has_border(step) or self._progress.get(step % PROGRESS_TOKENS):
+                return step
+        return self.num_steps
+
+    def num_done(self, now: Ns) -> int:
+        return bisect_right(self.ends_ns, now)
+
+    def runs(self, step: int) -> list[Run]:
+        """What its reader has not been told of what is done after this step."""
+        return self._runs(range(len(self._told)), step)
+
+    def runs_at(self, step: int) -> list[Run]:
+        """Those of which the router hears."""
+        return self._runs(self._progress.get(step % PROGRESS_TOKENS, ()), step)
+
+    def stats(self, stats: EngineStats, now: Ns) -> EngineStats:
+        """What the core would say, had it not glided."""
+        num_done = self.num_done(now)
+        num_tokens = num_done * len(self.glide.seqs)
+        return msgspec.structs.replace(
+            stats,
+            num_steps=stats.num_steps + num_done,
+            num_computed_tokens=stats.num_computed_tokens + num_tokens,
+            num_prefill_tokens=0,
+            num_kv_tokens=self.glide.num_planned + num_tokens,
+        )
+
+    def _add(self, end_ns: Ns, elapsed_ns: Ns) -> None:
+        self.ends_ns.append(end_ns)
+        self.elapsed_ns.append(elapsed_ns)
+        if not self.glide.is_alike(elapsed_ns):
+            self.num_steps = min(self.num_steps, len(self.ends_ns))
+
+    def _runs(self, indices: Iterable[int], step: int) -> list[Run]:
+        runs: list[Run] = []
+        for index in indices:
+            told = self._told[index]
+            if told < step:
+                self._told[index] = step
+                tokens = self.glide.tokens(index, told, step)
+                emit = Emit(self.glide.seqs[index].seq_id, tokens)
+                runs.append((emit, self.ends_ns[told:step]))
+        return runs
