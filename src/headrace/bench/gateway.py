@@ -26,7 +26,7 @@ from headrace.core.base.errors import HeadraceError
 
 PROMPT = "The water of the headrace drives the wheel of the mill. " * 40  # 2.2 kB, 8 blocks
 NUM_ENGINES = 2
-NUM_ROUNDS = 3
+NUM_ROUNDS = 2
 START_TIMEOUT_S = 30.0
 _MOMENT = re.compile(rb'"ns":(\d+)')
 

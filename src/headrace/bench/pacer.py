@@ -11,8 +11,8 @@ import sys
 import time
 
 MODEL = "pacer"
-PACE_S = 0.05  # a token at 20 tokens/s
-NUM_EVENTS = 60
+PACE_S = 0.1  # ten tokens a second
+NUM_EVENTS = 50
 
 _HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: "
 _STREAM = _HEAD + b"text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"

@@ -1,5 +1,6 @@
 """Runs a gateway: from a configuration to a server that routes, until it is told to stop."""
 
+import gc
 import socket
 from collections.abc import Callable
 
@@ -25,6 +26,9 @@ def run_gateway(
 
     def ready(url: str) -> None:
         gateway.open()
+        # What was imported stays: the collector need not look at it while streams wait.
+        gc.collect()
+        gc.freeze()
         on_ready(url, {one.name: one.address.url for one in gateway.engines})
 
     run_server(

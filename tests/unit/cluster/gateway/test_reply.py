@@ -20,8 +20,16 @@ def test_all_bytes_pass_and_only_whole_events_at_once(cuts: list[int]) -> None:
     for start, end in pairwise(places):
         sent += events.take(STREAM[start:end])
         assert sent in [b"".join(EVENTS[:count]) for count in range(5)]
-    assert (sent, events.flush(), events.num) == (STREAM, b"", 4)
+    assert (sent, events.flush()) == (STREAM, b"")
     assert events.is_whole
+
+
+@pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n"])
+def test_events_are_counted(end: bytes) -> None:
+    events = Events()
+    for chunk in (b"data: 1" + end, b"data: 2" + end + b"data: 3", end):
+        events.take(chunk)
+    assert events.num == 3
 
 
 @pytest.mark.parametrize(
