@@ -15,6 +15,7 @@ import openai
 import pytest
 
 from headrace.cli.main import main
+from headrace.core.config.settings import SETTINGS
 from support import stub_engine as stub
 from support.fake_engine import MODEL_NAME, formula_model
 from support.gateway import RunningGateway, running_gateway
@@ -234,6 +235,22 @@ def test_a_conversation_stays_where_its_prefix_is() -> None:
             ).json()
             assert decision["policy"] == "kv"
             assert decision["candidates"][0]["num_hit_blocks"] >= 10
+
+
+@pytest.mark.parametrize("policy", SETTINGS["router.policy"].choices)
+def test_every_policy_chooses(policy: str) -> None:
+    with (
+        stub_engine(stub.streams("a")) as first,
+        stub_engine(stub.streams("b")) as second,
+        running_gateway(first.url, second.url, policy=policy) as gateway,
+    ):
+        for number in range(3):
+            body = {"model": stub.MODEL, "prompt": f"{number} " * 300, "stream": True}
+            response = httpx.post(f"{gateway.url}/v1/completions", json=body)
+            assert response.content.endswith(stub.DONE)
+        decision = gateway.gateway.switch.router.decision(3)
+        assert decision is not None
+        assert decision.policy == policy
 
 
 def test_a_session_stays_with_its_engine() -> None:
