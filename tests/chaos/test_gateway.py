@@ -350,3 +350,16 @@ def test_no_request_is_lost_with_an_engine_before_its_first_byte() -> None:
         # Those that had a byte, at the one that died.
         assert all(last_event(content)["error"] for content in broken)
         eventually(lambda: not gateway.is_up("e0"))
+
+
+def test_a_gateway_that_fails_itself_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(page: str) -> None:
+        raise KeyError(page)
+
+    with stub_engine(GOOD, page="x") as engine:
+        monkeypatch.setattr("headrace.cluster.gateway.watch.load_of", fails)
+        with running_gateway(engine.url, waits_for=0) as gateway:
+            eventually(lambda: httpx.get(gateway.url + "/health").status_code == 503)
+    assert "engines are not watched any more" in caplog.text

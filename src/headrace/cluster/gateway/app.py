@@ -70,7 +70,7 @@ def _decision(gateway: Gateway, request: Request) -> Response:
 
 def _health(gateway: Gateway, request: Request) -> Response:
     """Whether the process should live on: engines come and go."""
-    return _json({"status": gateway.door})
+    return _json({"status": gateway.door}, 503 if gateway.door is Door.FAILED else 200)
 
 
 def _ready(gateway: Gateway, request: Request) -> Response:

@@ -75,6 +75,7 @@ class Gateway:
     def open(self) -> None:
         """Begin to watch the engines. On the loop that all of it will run on."""
         self._watching = asyncio.create_task(self._watch())
+        self._watching.add_done_callback(self._on_watch_end)
 
     async def _watch(self) -> None:
         cluster = self.config.cluster
@@ -83,6 +84,10 @@ class Gateway:
                 watch = Watch(engine, self._session, self, cluster.silence_timeout_s)
                 self._watches[engine.name] = watch
                 tasks.create_task(watch.run(cluster.engine_poll_s))
+
+    def _on_watch_end(self, watching: "asyncio.Task[None]") -> None:
+        if not watching.cancelled():
+            _log.critical("engines are not watched any more", exc_info=watching.exception())
 
     def close(self) -> None:
         """The loop awaits what this cancels."""
@@ -99,6 +104,8 @@ class Gateway:
     def door(self) -> Door:
         if self._is_draining:
             return Door.DRAINING
+        if self._watching is not None and self._watching.done():
+            return Door.FAILED
         return Door.OPEN if any(engine.is_up for engine in self.engines) else Door.LOADING
 
     # ---- requests under way
