@@ -273,7 +273,9 @@ def test_copies_that_overlap_a_step_take_no_time_of_their_own() -> None:
     script = Script()
     script.arrive(0)
     script.admit(0)
-    script.see(Cancel(SeqId(-1)), StartCopy(copy_id=1, source="", names=(), block_ids=(), seq_id=SeqId(0)))
+    script.see(
+        Cancel(SeqId(-1)), StartCopy(copy_id=1, source="", names=(), block_ids=(), seq_id=SeqId(0))
+    )
     script.wait(5)
     script.step((0, 0, PROMPT), emits=[0])
     script.see(CopyDone(1, 0))
