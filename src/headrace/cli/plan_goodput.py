@@ -13,7 +13,7 @@ from headrace.core.base.request import Slo
 from headrace.core.cost.datasheet import DataSheetCostModel
 from headrace.core.workload.profiles import WorkloadProfile
 from headrace.plan.engines import Engine
-from headrace.plan.goodput import Goodput, Verdict, compute_goodput
+from headrace.plan.goodput import Goodput, Verdict, compute_goodput, gains
 from headrace.plan.picture import Chart, Line
 from headrace.plan.reference import REFERENCE_LOAD_PER_S, REFERENCE_TRAFFIC
 from headrace.plan.roofline import memory_warnings
@@ -21,6 +21,7 @@ from headrace.plan.service import ServiceTimes
 
 MAX_WORKERS = 4096
 USUAL_GPUS = 12
+ROOM_BLOCKS = 1 << 18  # of a simulated worker: 4M tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +37,9 @@ class GoodputAsked:
     design_batch_seqs: int
     kv_link_gb_per_s: float | None
     with_page: bool
+    num_simulated: int | None  # requests of each simulation; None = nothing is simulated
+    attainment: float  # share of good requests that a simulated load must keep
+    seed: int
 
 
 def goodput(
@@ -60,6 +64,8 @@ def goodput(
         load = REFERENCE_LOAD_PER_S if is_reference else service.capacity_per_s / 2
     check_range("--load", load, 1e-6, 1e6)
     found = compute_goodput(service, slo, load, with_page=asked.with_page)
+    if asked.num_simulated is not None:
+        found = with_simulator(found, asked, service, slo)
     provenance = engine.provenance(
         cost, concurrency=service.design_batch_seqs, context_tokens=service.context_tokens
     )
@@ -105,6 +111,25 @@ def service_times(
         chunk_tokens=asked.chunk_tokens,
         kv_link_bytes_per_s=rate * 1e9 if rate is not None else None,
     )
+
+
+def with_simulator(found: Goodput, asked: GoodputAsked, service: ServiceTimes, slo: Slo) -> Goodput:
+    """As the other models, the simulated workers have room for all KV."""
+    from headrace.sim.goodput import Judge, simulated_verdicts
+    from headrace.sim.setup import Device
+
+    check_range("--simulate", asked.num_simulated or 0, 1, 1e7)
+    check_range("--attainment", asked.attainment, 0.01, 1.0)
+    judge = Judge(
+        service=service,
+        slo=slo,
+        device=Device.of_data_sheet(service.cost, num_blocks=ROOM_BLOCKS),
+        num_requests=asked.num_simulated or 0,
+        attainment=asked.attainment,
+        seed=asked.seed,
+    )
+    verdicts = (*found.verdicts, *simulated_verdicts(judge, found.load_per_s))
+    return msgspec.structs.replace(found, verdicts=verdicts, gain_by_model=gains(verdicts))
 
 
 def limits(asked: GoodputAsked, profile: WorkloadProfile) -> Slo:

@@ -36,11 +36,19 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of_data_sheet(
-        cls, cost: DataSheetCostModel, *, block_size: int = 16, max_model_len: int = 1 << 17
+        cls,
+        cost: DataSheetCostModel,
+        *,
+        block_size: int = 16,
+        max_model_len: int = 1 << 17,
+        num_blocks: int | None = None,
     ) -> "Device":
-        """KV takes what weights and activations leave. Raises ConfigError where that is nothing."""
+        """Without a number of blocks, KV takes what weights and activations leave. Raises
+        ConfigError where that is nothing.
+        """
         per_block = cost.kv_bytes_per_gpu(block_size)
-        num_blocks = int(kv_room_bytes(cost) // per_block)
+        if num_blocks is None:
+            num_blocks = int(kv_room_bytes(cost) // per_block)
         if num_blocks < 1:
             raise ConfigError(
                 f"{cost.model.name} leaves no room for KV: {cost.accelerator.name}, {cost.layout}",
