@@ -93,31 +93,36 @@ def figures(now: Reading, before: Reading | None) -> dict[str, Any]:
         "ttft_ms_mean": mean_ms("headrace_ttft_seconds"),
         "itl_ms_mean": mean_ms("headrace_itl_seconds"),
         "e2e_ms_mean": mean_ms("headrace_e2e_seconds"),
-        "by_window": {
-            window: {
-                "goodput_requests_per_s": now.value(
-                    "headrace_goodput_requests_per_second", window=window
-                ),
-                "slo_attainment_ratio": now.samples.get(
-                    ("headrace_slo_attainment_ratio", (("window", window),))
-                ),
-            }
-            for window in now.labels_of("headrace_goodput_requests_per_second", "window")
-        },
+        "by_window": _windows(now),
         "num_migrations": round(now.value("headrace_migrations_total")),
         "num_preemptions": round(now.value("headrace_preemptions_total")),
-        "workers": [
-            {
-                "name": name,
-                "is_up": bool(now.value("headrace_worker_up", worker=name)),
-                "num_starts": round(now.value("headrace_worker_starts_total", worker=name)),
-                "num_running_seqs": round(now.value("headrace_worker_running_seqs", worker=name)),
-                "num_waiting_seqs": round(now.value("headrace_worker_waiting_seqs", worker=name)),
-                "kv_usage_ratio": now.value("headrace_worker_kv_usage_ratio", worker=name),
-            }
-            for name in now.labels_of("headrace_worker_up", "worker")
-        ],
+        "workers": _workers(now),
     }
+
+
+def _windows(now: Reading) -> dict[str, Any]:
+    name, attainment = "headrace_goodput_requests_per_second", "headrace_slo_attainment_ratio"
+    return {
+        window: {
+            "goodput_requests_per_s": now.value(name, window=window),
+            "slo_attainment_ratio": now.samples.get((attainment, (("window", window),))),
+        }
+        for window in now.labels_of(name, "window")
+    }
+
+
+def _workers(now: Reading) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": name,
+            "is_up": bool(now.value("headrace_worker_up", worker=name)),
+            "num_starts": round(now.value("headrace_worker_starts_total", worker=name)),
+            "num_running_seqs": round(now.value("headrace_worker_running_seqs", worker=name)),
+            "num_waiting_seqs": round(now.value("headrace_worker_waiting_seqs", worker=name)),
+            "kv_usage_ratio": now.value("headrace_worker_kv_usage_ratio", worker=name),
+        }
+        for name in now.labels_of("headrace_worker_up", "worker")
+    ]
 
 
 def facts(shown: dict[str, Any]) -> dict[str, dict[str, str]]:
