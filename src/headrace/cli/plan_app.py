@@ -4,7 +4,13 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from headrace.cli.plan_flags import AnswerFlags, LayoutFlags, TargetFlags, WorkloadFlags
+from headrace.cli.plan_flags import (
+    AnswerFlags,
+    LayoutFlags,
+    SimulatorFlags,
+    TargetFlags,
+    WorkloadFlags,
+)
 
 plan = App(name="plan", help="Answer capacity questions: before there is a device to ask.")
 
@@ -64,17 +70,7 @@ def goodput(
     page_model: Annotated[
         bool, Parameter(help="the teaching page's model too", negative="", show_default=False)
     ] = False,
-    simulate: Annotated[
-        int | None,
-        Parameter(
-            help="simulate so many requests at each load too; 400 take a minute or so",
-            show_default=False,
-        ),
-    ] = None,
-    attainment: Annotated[
-        float, Parameter(help="share of requests that must be good at a simulated load")
-    ] = 0.9,
-    seed: Annotated[int, Parameter(help="of simulated arrivals")] = 0,
+    simulator: SimulatorFlags | None = None,
     target: TargetFlags | None = None,
     layout: LayoutFlags | None = None,
     workload: WorkloadFlags | None = None,
@@ -94,9 +90,7 @@ def goodput(
         design_batch_seqs=design_batch,
         kv_link_gb_per_s=kv_link_gb_s,
         with_page=page_model or preset is not None,
-        num_simulated=simulate,
-        attainment=attainment,
-        seed=seed,
+        simulator=simulator or SimulatorFlags(),
     )
     return command(asked, target, layout, workload, answer or AnswerFlags())
 

@@ -7,7 +7,8 @@ from cyclopts import Group, Parameter
 
 _TARGET = Group("What runs", sort_key=4)
 _WORKLOAD = Group("Workload", sort_key=5)
-_OUTPUT = Group("Output", sort_key=6)
+_SIMULATOR = Group("Simulator", sort_key=6)
+_OUTPUT = Group("Output", sort_key=7)
 
 DEFAULT_MODEL: Final = "meta-llama/Meta-Llama-3.1-8B"
 DEFAULT_GPU: Final = "H100 SXM"
@@ -60,6 +61,23 @@ class WorkloadFlags:
     output: Annotated[
         int | None, Parameter(help="output tokens; none = the workload's", show_default=False)
     ] = None
+
+
+@Parameter(name="*", group=_SIMULATOR)
+@dataclass(frozen=True, kw_only=True)
+class SimulatorFlags:
+    """What the simulator is asked beside models of means."""
+
+    simulate: Annotated[
+        int | None,
+        Parameter(
+            help="requests that are simulated at each load; none = nothing is", show_default=False
+        ),
+    ] = None
+    attainment: Annotated[
+        float, Parameter(help="share of requests that must be good at a simulated load")
+    ] = 0.9
+    seed: Annotated[int, Parameter(help="of simulated arrivals")] = 0
 
 
 @Parameter(name="*", group=_OUTPUT)

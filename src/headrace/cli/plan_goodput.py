@@ -6,7 +6,13 @@ import msgspec
 from rich.table import Table
 
 from headrace.cli.plan_answer import check_plot, give, right_aligned
-from headrace.cli.plan_flags import AnswerFlags, LayoutFlags, TargetFlags, WorkloadFlags
+from headrace.cli.plan_flags import (
+    AnswerFlags,
+    LayoutFlags,
+    SimulatorFlags,
+    TargetFlags,
+    WorkloadFlags,
+)
 from headrace.cli.plan_target import check_range, engine_and_cost, profile_of, reference_cost
 from headrace.core.base.errors import ConfigError
 from headrace.core.base.request import Slo
@@ -37,9 +43,7 @@ class GoodputAsked:
     design_batch_seqs: int
     kv_link_gb_per_s: float | None
     with_page: bool
-    num_simulated: int | None  # requests of each simulation; None = nothing is simulated
-    attainment: float  # share of good requests that a simulated load must keep
-    seed: int
+    simulator: SimulatorFlags
 
 
 def goodput(
@@ -64,8 +68,8 @@ def goodput(
         load = REFERENCE_LOAD_PER_S if is_reference else service.capacity_per_s / 2
     check_range("--load", load, 1e-6, 1e6)
     found = compute_goodput(service, slo, load, with_page=asked.with_page)
-    if asked.num_simulated is not None:
-        found = with_simulator(found, asked, service, slo)
+    if asked.simulator.simulate is not None:
+        found = with_simulator(found, asked.simulator, service, slo)
     provenance = engine.provenance(
         cost, concurrency=service.design_batch_seqs, context_tokens=service.context_tokens
     )
@@ -113,18 +117,20 @@ def service_times(
     )
 
 
-def with_simulator(found: Goodput, asked: GoodputAsked, service: ServiceTimes, slo: Slo) -> Goodput:
+def with_simulator(
+    found: Goodput, asked: SimulatorFlags, service: ServiceTimes, slo: Slo
+) -> Goodput:
     """As the other models, the simulated workers have room for all KV."""
     from headrace.sim.goodput import Judge, simulated_verdicts
     from headrace.sim.setup import Device
 
-    check_range("--simulate", asked.num_simulated or 0, 1, 1e7)
+    check_range("--simulate", asked.simulate or 0, 1, 1e7)
     check_range("--attainment", asked.attainment, 0.01, 1.0)
     judge = Judge(
         service=service,
         slo=slo,
         device=Device.of_data_sheet(service.cost, num_blocks=ROOM_BLOCKS),
-        num_requests=asked.num_simulated or 0,
+        num_requests=asked.simulate or 0,
         attainment=asked.attainment,
         seed=asked.seed,
     )
