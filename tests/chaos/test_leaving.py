@@ -87,6 +87,7 @@ def test_streams_run_over_a_rolling_restart(
     assert cluster.engine.stats().num_migrations == 0
 
 
+@pytest.mark.slow
 def test_prefill_and_decode_workers_take_turns_in_it(
     config: Config,
     start: Callable[[Config], BootedCluster],
@@ -99,6 +100,7 @@ def test_prefill_and_decode_workers_take_turns_in_it(
     assert cluster.engine.stats().num_migrations == 0
 
 
+@pytest.mark.slow
 def test_what_takes_too_long_goes_on_elsewhere_and_counts_as_no_loss(
     config: Config,
     start: Callable[[Config], BootedCluster],

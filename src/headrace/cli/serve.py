@@ -34,7 +34,9 @@ def serve(model: str | None, flags: Any, *, as_json: bool) -> int:
         from headrace.cli.gateway import serve_engines
 
         return serve_engines(config, as_json=as_json)
-    is_alone = config.cluster.num_workers == 1 and not config.cluster.listen
+    is_alone = config.cluster.num_workers == 1 and not (
+        config.cluster.listen or config.autoscaler.enabled
+    )
     listener = bind(config.server.host, config.server.port)
     app = create_app(None, config.server, telemetry=config.telemetry)
     booted: list[Booted | BootedCluster] = []

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from headrace.adapters.handshake import read_secret
+from headrace.cluster.autoscale import make_scaler
 from headrace.cluster.door import Door
 from headrace.cluster.fleet import Fleet, Slot
 from headrace.cluster.front import ClusterEngine
@@ -15,8 +16,9 @@ from headrace.cluster.process import LocalProcess, WorkerProcess
 from headrace.cluster.remote import address_of
 from headrace.cluster.wire import Configure, Ready
 from headrace.core.base.errors import ConfigError
+from headrace.core.base.request import Slo
 from headrace.core.config.ledger import ByteLedger, KvPlan
-from headrace.core.config.schema import ClusterConfig, Config
+from headrace.core.config.schema import ClusterConfig, Config, TelemetryConfig
 from headrace.core.router.core import RouterCore
 from headrace.live.boot import Progress, identity_of, template_path
 from headrace.live.generate import TextEngine
@@ -87,11 +89,8 @@ def boot_cluster(
     """
 
     cluster = config.cluster
-    if not (cluster.num_mixed + cluster.decode or cluster.listen):
-        raise ConfigError(
-            f"{cluster.prefill} prefill workers, and none that decodes",
-            hint="add --decode 1, or --workers 1 beside --prefill",
-        )
+    _check(cluster, is_scaled=config.autoscaler.enabled)
+    slo = _limits(config.telemetry)
     report = on_progress or (lambda stage, done, total: None)
     door = _open_door(cluster)
     path = resolve_model(config.model.path, partial(report, "fetch"))
@@ -109,6 +108,8 @@ def boot_cluster(
         door=door,
         on_progress=lambda *news: progress.__setitem__(0, news),
         drain_timeout_s=config.server.drain_timeout_s,
+        scaler=make_scaler(config.autoscaler, slo) if config.autoscaler.enabled else None,
+        slo=slo,
     )
     try:
         # While the workers load, in processes of their own.
@@ -129,11 +130,44 @@ def boot_cluster(
     return BootedCluster(ready=ready, text=text, engine=engine, text_engine=text_engine)
 
 
+def _limits(config: TelemetryConfig) -> Slo:
+    """A limit of 0 is no limit."""
+    return Slo(ttft_ms=config.slo_ttft_ms or None, itl_ms=config.slo_itl_ms or None)
+
+
+def _check(cluster: ClusterConfig, *, is_scaled: bool) -> None:
+    if not (cluster.num_mixed + cluster.decode or cluster.listen):
+        raise ConfigError(
+            f"{cluster.prefill} prefill workers, and none that decodes",
+            hint="add --decode 1, or --workers 1 beside --prefill",
+        )
+    if not is_scaled:
+        return
+    if cluster.listen:
+        raise ConfigError(
+            "workers that come by themselves cannot be scaled",
+            hint="leave out --autoscale, or --listen",
+        )
+    kinds = cluster.num_mixed > 0, cluster.prefill > 0, cluster.decode > 0
+    if kinds not in ((True, False, False), (False, True, True)):
+        raise ConfigError(
+            "autoscaling needs workers of one kind, or prefill and decode workers",
+            hint="begin with --workers 1 alone, or with --prefill 1 --decode 1",
+        )
+
+
 def _open_door(cluster: ClusterConfig) -> Door | None:
     if not cluster.listen:
         return None
     secret = read_secret(cluster.secret_file)
     return Door(bind(*address_of(cluster.listen)), secret)
+
+
+def _most_workers(config: Config) -> int:
+    """Of this machine, at once: each has as much of it as if all were there."""
+    if config.autoscaler.enabled:
+        return max(config.cluster.num_workers, config.autoscaler.max_replicas)
+    return config.cluster.num_workers
 
 
 def _configure(config: Config, slot: Slot) -> Configure:
@@ -145,5 +179,5 @@ def _configure(config: Config, slot: Slot) -> Configure:
     return Configure(
         config=replace(config, telemetry=telemetry),
         role=slot.role,
-        num_sharing=1 if slot.is_remote else config.cluster.num_workers,
+        num_sharing=1 if slot.is_remote else _most_workers(config),
     )

@@ -20,6 +20,7 @@ import msgspec
 
 from headrace.cluster import wire
 from headrace.cluster.audit import Audit
+from headrace.cluster.autoscale import Autoscaling, MakeScaler
 from headrace.cluster.crew import Crew, Progress
 from headrace.cluster.door import Door
 from headrace.cluster.fleet import Fleet
@@ -38,11 +39,12 @@ from headrace.core.router.front import EndAll, Forward, FrontCore, FrontEvent
 from headrace.core.telemetry import ClusterTelemetry
 from headrace.live.listeners import RETRY_AFTER_S, Listeners, Observer, Sink, refusals
 from headrace.live.messages import Call, Check, Close, Drain, Submit
-from headrace.live.port import WorkerState
+from headrace.live.port import PoolStatus, WorkerState
 
 _log = logging.getLogger(__name__)
 
 LONGEST_WAIT_S: Final = 3600.0
+NO_LIMITS: Final = Slo()
 NOTHING: Final = Arrive(())  # stands for the event where a worker speaks
 
 
@@ -68,9 +70,12 @@ class ClusterEngine:
         door: Door | None = None,
         on_progress: Progress | None = None,
         drain_timeout_s: float = 30.0,
+        scaler: MakeScaler | None = None,
+        slo: Slo = NO_LIMITS,
     ) -> None:
         """`door` is where workers of other machines come in, if they may. A worker that leaves has
-        `drain_timeout_s` for what it has begun; the rest goes on elsewhere.
+        `drain_timeout_s` for what it has begun; the rest goes on elsewhere. A `scaler` decides how
+        many workers there are; for it `slo` judges requests that state no limits.
         """
         self._failure: str | None = None
         self._next_seq_id = 0
@@ -92,6 +97,10 @@ class ClusterEngine:
         self._turn = threading.Lock()
         self._now = Ns(0)
         self._listeners = Listeners(self.cancel)
+        self._autoscaling: Autoscaling | None = None
+        if scaler is not None:
+            self._autoscaling = Autoscaling(self._crew, self._core, scaler, slo)
+            self._listeners.observe(self._autoscaling.observe)
         self._timers: list[tuple[Ns, int]] = []
         self._drains: list[Future[None]] = []
         self._calls: list[Callable[[], None]] = []  # to be made outside the lock
@@ -161,6 +170,10 @@ class ClusterEngine:
                 )
                 for slot in self._crew.fleet
             ]
+
+    def pools(self) -> list[PoolStatus]:
+        with self._turn:
+            return self._autoscaling.pools() if self._autoscaling else []
 
     def decision(self, request_id: str) -> Decision | None:
         with self._turn:
@@ -246,6 +259,8 @@ class ClusterEngine:
         while self._timers and self._timers[0][0] <= self._now:
             self._handle(Timer(heappop(self._timers)[1]))
         self._rolling.turn()
+        if self._autoscaling is not None and not self._is_ending:
+            self._autoscaling.turn(self._now)
         self._crew.settle(is_starting=not (self._is_ending or self._failure))
         if self._crew.is_hopeless:
             self._fail(f"no worker can be started ({self._crew.faults})")
@@ -256,7 +271,11 @@ class ClusterEngine:
     def _timeout_s(self) -> float:
         if self._inbox:
             return 0.0
-        times = (self._crew.next_ns(), self._timers[0][0] if self._timers else None)
+        times = (
+            self._crew.next_ns(),
+            self._timers[0][0] if self._timers else None,
+            self._autoscaling.next_ns() if self._autoscaling else None,
+        )
         due_ns = min((time for time in times if time is not None), default=None)
         if due_ns is None:
             return LONGEST_WAIT_S
@@ -273,6 +292,8 @@ class ClusterEngine:
                         wire.Submit(asked.seqs, self._now) if isinstance(asked, Arrive) else asked
                     )
                     self._crew.send(worker_id, message)
+                    if self._autoscaling is not None and isinstance(asked, Arrive):
+                        self._autoscaling.sent(worker_id, asked.seqs)
                 case Resync(worker_id):
                     self._crew.send(worker_id, wire.SendSnapshot())
                 case CallAt(at_ns, timer_id):

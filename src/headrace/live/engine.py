@@ -47,7 +47,7 @@ from headrace.live.device import Device
 from headrace.live.event_log import LogHeader, Recorder
 from headrace.live.listeners import RETRY_AFTER_S, Listeners, Observer, Sink, refusals
 from headrace.live.messages import Call, Check, Close, Drain, Message, Submit, Turn
-from headrace.live.port import WorkerState
+from headrace.live.port import PoolStatus, WorkerState
 
 _log = logging.getLogger(__name__)
 
@@ -144,6 +144,9 @@ class LiveEngine:
             return self._core.stats()
 
     def workers(self) -> Sequence[WorkerState]:
+        return ()
+
+    def pools(self) -> Sequence[PoolStatus]:
         return ()
 
     def decision(self, request_id: str) -> Decision | None:

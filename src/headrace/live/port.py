@@ -32,6 +32,20 @@ class WorkerState:
     stats: EngineStats | None  # None while it is not ready
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolStatus:
+    """All workers of one role, and what an autoscaler thinks of them."""
+
+    role: str
+    num_wanted: int
+    num_ready: int
+    num_starting: int
+    num_draining: int
+    loop: str  # that led to the last decision; empty = there was none
+    constraint: str  # that binds after it, by the forecast; empty = there is none
+    is_limited: bool  # more were wanted than there may be
+
+
 class Engine(Protocol):
     """Thread-safe. `LiveEngine` is one in this process, `ClusterEngine` is many in others."""
 
@@ -58,6 +72,10 @@ class Engine(Protocol):
 
     def workers(self) -> Sequence[WorkerState]:
         """The processes behind it; none where it is in this one."""
+        ...
+
+    def pools(self) -> Sequence[PoolStatus]:
+        """What an autoscaler looks after; none where there is no autoscaler."""
         ...
 
     def decision(self, request_id: str) -> Decision | None:

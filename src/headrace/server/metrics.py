@@ -36,7 +36,7 @@ from headrace.core.telemetry import (
 )
 from headrace.core.telemetry.record import ITL_BOUNDS_NS
 from headrace.core.telemetry.windows import WINDOWS_S
-from headrace.live.port import Engine, Records, WorkerState
+from headrace.live.port import Engine, PoolStatus, Records, WorkerState
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 
@@ -294,6 +294,8 @@ class Metrics:
             yield CounterMetricFamily(f"headrace_{name}", help, value)
         if workers := self._engine.workers():
             yield from _workers(workers)
+        if pools := self._engine.pools():
+            yield from _pools(pools)
 
 
 def _workers(workers: Sequence[WorkerState]) -> Iterable[Metric]:
@@ -319,6 +321,30 @@ def _workers(workers: Sequence[WorkerState]) -> Iterable[Metric]:
             in_use = stats.num_pinned_blocks / stats.num_blocks if stats.num_blocks else 0.0
             states["kv_usage_ratio"].add_metric([worker.name], in_use)
     return (up, starts, *states.values())
+
+
+def _pools(pools: Sequence[PoolStatus]) -> Iterable[Metric]:
+    """What an autoscaler wants, has, and last decided for which reason."""
+    wanted = GaugeMetricFamily(
+        "headrace_autoscaler_wanted_workers", "workers that there shall be", labels=["role"]
+    )
+    actual = GaugeMetricFamily(
+        "headrace_autoscaler_workers", "workers by state", labels=["role", "state"]
+    )
+    decision = GaugeMetricFamily(
+        "headrace_autoscaler_last_decision",
+        "1, with what led to it, what binds by its forecast, and whether more were wanted",
+        labels=["role", "loop", "constraint", "limited"],
+    )
+    for pool in pools:
+        wanted.add_metric([pool.role], pool.num_wanted)
+        actual.add_metric([pool.role, "ready"], pool.num_ready)
+        actual.add_metric([pool.role, "starting"], pool.num_starting)
+        actual.add_metric([pool.role, "draining"], pool.num_draining)
+        if pool.loop:
+            limited = "true" if pool.is_limited else "false"
+            decision.add_metric([pool.role, pool.loop, pool.constraint, limited], 1)
+    return (wanted, actual, decision)
 
 
 class _View(Collector):

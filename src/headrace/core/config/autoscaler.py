@@ -7,6 +7,11 @@ from headrace.core.config.field import setting
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AutoscalerConfig:
+    enabled: bool = setting(
+        False,
+        "start and end workers as the load demands; --workers, --prefill, --decode are the begin",
+        flag="--autoscale",
+    )
     min_replicas: int = setting(
         1,
         "fewest replicas of a pool; 0 = a pool may go to sleep",
