@@ -1,5 +1,6 @@
 """Results of steps that nobody computes: tokens out of one long list, times by a cost model."""
 
+from functools import cache
 from random import Random
 from typing import Final
 
@@ -13,6 +14,12 @@ _NUM_TOKENS: Final = 1 << 16  # of the list; a sequence begins somewhere in it
 _STRIDE: Final = 40_503  # odd, so that neighbours begin far from each other
 
 
+@cache
+def _listed(vocab_size: int, seed: int) -> tuple[int, ...]:
+    """Twice the list, so that a slice may begin anywhere. All workers of a cluster share it."""
+    return tuple(Random(seed).choices(range(vocab_size), k=_NUM_TOKENS)) * 2
+
+
 class ListedSteps:
     """A StepSource whose tokens depend on the sequence and the position alone, so that they are the
     same wherever and with whomever it runs. A token costs a look-up, of which there are millions.
@@ -20,7 +27,7 @@ class ListedSteps:
 
     def __init__(self, cost: CostModel, vocab_size: int, *, seed: int = 0) -> None:
         self._cost = cost
-        self._tokens = tuple(Random(seed).choices(range(vocab_size), k=_NUM_TOKENS)) * 2
+        self._tokens = _listed(vocab_size, seed)
 
     def outcome(self, plan: StepPlan) -> StepOutcome:
         elapsed_ns = self.elapsed_ns(StepShape.of(plan))
