@@ -63,7 +63,7 @@ def _replica(ready: Ready) -> Replica:
 
 class Autoscaling:
     """`scaler` is made when the first workers are ready: what one can do is known by then. A
-    replica is a slot, under the id of the life in which it came up first in any role.
+    replica is a worker under its id; whoever takes its place in another role has the same one.
     """
 
     def __init__(self, crew: Crew, core: FrontCore, scaler: MakeScaler, slo: Slo) -> None:
@@ -104,7 +104,7 @@ class Autoscaling:
         try:
             self._work()
         except Exception as error:
-            self._has_failed = True
+            self._has_failed, self._windows = True, None  # nobody would empty them
             _log.critical("autoscaling has ended: workers stay as they are", exc_info=error)
 
     # ---- queries
@@ -144,6 +144,7 @@ class Autoscaling:
             for role in self._roles:
                 self._tell(Observe(self._close_window(role)))
         if self._timer_ns is not None and self._now >= self._timer_ns:
+            self._timer_ns = None
             self._tell(Timer(LOAD_TIMER))
 
     def _begin(self) -> None:

@@ -319,7 +319,8 @@ class Crew:
         worker_id, process = slot.worker_id, slot.process
         if process is not None:
             # What is still in flight goes on elsewhere, so it may not go on here.
-            process.kill() if is_late else process.close()
+            end = process.kill if is_late else process.close
+            end()
             self._dying[process] = Ns(self._now + round(EXIT_TIMEOUT_S * NS_PER_S))
         self.fleet.end(slot, self._now)
         _log.info("worker %s has ended", slot.name)
