@@ -216,7 +216,9 @@ def test_an_answer_says_which_worker_made_it_and_why(cluster: BootedCluster) -> 
         assert httpx.get(f"{server.url}/admin/decisions/none").status_code == 404
 
 
-def test_without_migration_a_stream_ends_with_an_error_at_once(tmp_path: Path) -> None:
+def test_without_migration_a_stream_ends_with_an_error_at_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     cluster = boot_cluster(tiny_config(tmp_path, max_migrations=0))
     try:
         with running_server(cluster) as server:
@@ -230,6 +232,10 @@ def test_without_migration_a_stream_ends_with_an_error_at_once(tmp_path: Path) -
                 rest = list(lines)
             assert time.monotonic() - struck < 1.0
             assert '"code":"engine_error"' in "".join(rest)
+            wait_until(lambda: any('"event":"request"' in text for text in caplog.messages))
+            (line,) = [text for text in caplog.messages if '"event":"request"' in text]
+            assert response.headers["x-request-id"] in line
+            assert "was lost: its process has ended, with signal 9" in line
             text = httpx.get(f"{server.url}/metrics").text
             assert 'headrace_finished_seqs_total{finished_reason="error"} 1.0' in text
             assert "headrace_migrations_total 0.0" in text

@@ -11,6 +11,7 @@ from headrace.cli.plan_flags import AnswerFlags
 from headrace.cli.plan_target import check_range
 from headrace.core.base.errors import ConfigError
 from headrace.core.workload.traces import TraceRequest, parse_mooncake
+from headrace.models.files import read_text
 from headrace.plan.engines import Provenance
 from headrace.plan.picture import Chart, Line
 from headrace.plan.presets import find
@@ -24,6 +25,7 @@ from headrace.plan.routing import (
     run_policy,
 )
 
+MAX_TRACE_BYTES = 1 << 30
 MAX_WORKERS = 1024
 MAX_REQUESTS_SHOWN = 64  # whose way is worth a table
 CURVE_POINTS = 200
@@ -78,13 +80,7 @@ def check_setup(setup: RoutingSetup) -> None:
 
 
 def read_trace(file: str) -> list[TraceRequest]:
-    try:
-        lines = Path(file).expanduser().read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise ConfigError(f"cannot read the trace {file}: {reason}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"the trace {file} is not UTF-8 text") from error
+    lines = read_text(Path(file).expanduser(), MAX_TRACE_BYTES).splitlines()
     requests = list(parse_mooncake(lines))
     if not requests:
         raise ConfigError(f"the trace {file} holds no requests")

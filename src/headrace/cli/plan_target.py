@@ -68,8 +68,8 @@ def _layout(flags: LayoutFlags, model: ModelShape) -> Layout:
 def check_range(name: str, value: float, low: float, high: float) -> float:
     """Raises ConfigError outside `low` to `high`, and for what is no number."""
     if not low <= value <= high:
-        limits = f"from {low:g} to {high:g}"
-        raise ConfigError(f"{name} is {value:g}", hint=f"{name} takes {limits}")
+        limits = f"from {low:.12g} to {high:.12g}"
+        raise ConfigError(f"{name} is {value:.12g}", hint=f"{name} takes {limits}")
     return value
 
 

@@ -21,6 +21,7 @@ MAX_SLO_MS: Final = 1e9
 QUICK_CHARS: Final = 8192  # a text up to this is tokenised as soon as it is looked at
 MIN_TEMPERATURE: Final = 1e-5  # below it a draw is the likeliest token anyway
 MAX_PRIORITY: Final = 2**31 - 1
+MAX_TOP_K: Final = 2**31 - 1  # more than any vocabulary has means all of it
 
 
 def resolve_params(
@@ -54,7 +55,7 @@ def resolve_params(
         params,
         temperature=params.temperature if params.temperature >= MIN_TEMPERATURE else 0.0,
         max_tokens=max_tokens,
-        top_k=max(0, params.top_k),
+        top_k=params.top_k if 0 < params.top_k < vocab_size else 0,
         seed=params.seed % 2**64,
     )
 
@@ -111,7 +112,7 @@ def _check_sampling(params: SamplingParams, vocab_size: int) -> None:
     _check("temperature", params.temperature, 0, 2)
     if not 0 < params.top_p <= 1:
         raise _fault("top_p", f"top_p of {params.top_p} is not above 0 and at most 1")
-    _check("top_k", params.top_k, -1, vocab_size)
+    _check("top_k", params.top_k, -1, MAX_TOP_K)
     _check("min_p", params.min_p, 0, 1)
     _check("presence_penalty", params.presence_penalty, -2, 2)
     _check("frequency_penalty", params.frequency_penalty, -2, 2)

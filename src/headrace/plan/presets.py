@@ -18,7 +18,9 @@ import msgspec
 
 from headrace.core.base.errors import ConfigError
 from headrace.core.cost.hardware import Accelerator, ModelShape
+from headrace.models.files import read_text
 
+MAX_PRESET_BYTES = 1 << 20
 Found = TypeVar("Found")
 
 
@@ -218,11 +220,8 @@ def presets_with(file: str | None) -> Presets:
 
 def _read_toml(file: str) -> dict[str, Any]:
     try:
-        return tomllib.loads(Path(file).expanduser().read_text(encoding="utf-8"))
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise ConfigError(f"cannot read the presets in {file}: {reason}") from error
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        return tomllib.loads(read_text(Path(file).expanduser(), MAX_PRESET_BYTES))
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{file} is not TOML: {error}") from error
 
 

@@ -219,7 +219,7 @@ async def deliver(
             await Response(body, media_type=JSON)(exchange.scope, receive, send)
     finally:
         if delivery.error is not None:
-            exchange.error = f"{type(delivery.error).__name__}: {delivery.error}"
+            exchange.note_error(delivery.error)
         await service.end(delivery, exchange.engine_ids)
 
 

@@ -10,7 +10,7 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from headrace.core.base.errors import HeadraceError, OverloadError, RequestError
+from headrace.core.base.errors import DeviceError, HeadraceError, OverloadError, RequestError
 from headrace.core.base.request import FinishReason
 
 JSON = "application/json"
@@ -84,9 +84,12 @@ def failure_of_finish(reason: FinishReason, error: str) -> HeadraceError | None:
         case FinishReason.CANCELLED:
             return OverloadError("the request was cancelled by the server", retry_after_s=1.0)
         case FinishReason.ERROR:
-            return RequestError(
+            # Why is for the log, not for the client.
+            failed = RequestError(
                 "the engine failed on this request", status_hint=500, code="engine_error"
             )
+            failed.__cause__ = DeviceError(error)
+            return failed
 
 
 def unsupported(param: str, what: str) -> RequestError:

@@ -38,6 +38,7 @@ class Exchange:
     engine_ids: list[str] = field(default_factory=list)  # the engine's requests, one a prompt
     find_decision: Callable[[str], Decision | None] | None = None  # why one of these is where it is
     error: str = ""
+    is_fault: bool = False  # the error is the server's own
 
     @classmethod
     def begin(cls, scope: Scope) -> "Exchange":
@@ -81,6 +82,13 @@ class Exchange:
             (b"x-headrace-decision", self.engine_ids[0].encode()),
         ]
 
+    def note_error(self, error: BaseException) -> None:
+        """For the log: with its cause, where there is one that the client is not told."""
+        self.error = f"{type(error).__name__}: {error}"
+        if error.__cause__ is not None:
+            self.error += f" ({error.__cause__})"
+            self.is_fault = True
+
     def abort(self) -> None:
         """Break the connection, unsent bytes and all; without the extension, do nothing."""
         abort = self.scope.get("extensions", {}).get(ABORT)
@@ -108,8 +116,9 @@ class Exchange:
             line["ignored_fields"] = self.ignored_fields
         if self.error:
             line["error"] = self.error
-        # A probe that is told "not yet" has its answer; nothing is wrong.
-        is_fault = self.status >= 500 and self.scope["path"] not in PROBES
+        # A probe that is told "not yet" has its answer; nothing is wrong. A stream may go wrong
+        # after its status has been sent.
+        is_fault = self.is_fault or (self.status >= 500 and self.scope["path"] not in PROBES)
         level = logging.WARNING if is_fault else logging.INFO
         _log.log(level, "%s", msgspec.json.encode(line).decode())
 

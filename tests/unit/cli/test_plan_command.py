@@ -157,7 +157,7 @@ def test_pictures(
         ("routing --hold-s -1", "--hold-s is -1"),
         ("routing --preset reference-20 --workers 5", "leave out the other flags"),
         ("routing --preset reference-21", "reference-20"),
-        ("routing --trace none.jsonl", "cannot read the trace none.jsonl"),
+        ("routing --trace none.jsonl", "none.jsonl: cannot be read: no such file"),
         ("routing --trace x --ratio 0.5", "leave out --ratio or --trace"),
         ("parallel --gpus 0", "--gpus is 0"),
         ("parallel --model deepseek-v3 --gpus 1", "more --gpus"),

@@ -34,7 +34,7 @@ def resolve(
         ("top_p", 1e-6),
         ("top_p", 1.0),
         ("top_k", -1),
-        ("top_k", VOCAB),
+        ("top_k", 2**31 - 1),
         ("min_p", 0.0),
         ("min_p", 1.0),
         ("presence_penalty", -2.0),
@@ -68,7 +68,7 @@ def test_what_is_within_bounds_passes(name: str, value: object) -> None:
         ("top_p", 1.01),
         ("top_p", math.nan),
         ("top_k", -2),
-        ("top_k", VOCAB + 1),
+        ("top_k", 2**31),
         ("min_p", -0.1),
         ("min_p", 1.1),
         ("min_p", math.nan),
@@ -129,6 +129,8 @@ def test_max_tokens_that_nobody_asked_for_are_cut_to_what_fits() -> None:
 
 
 def test_the_core_gets_its_own_spelling() -> None:
+    assert resolve(top_k=VOCAB + 5).top_k == 0
+    assert resolve(top_k=VOCAB - 1).top_k == VOCAB - 1
     params = resolve(seed=-1, top_k=-1)
     assert params.seed == 2**64 - 1
     assert params.top_k == 0
