@@ -97,7 +97,7 @@ def worker(
     """
     from headrace.cli.worker import worker as command
 
-    return command(connect, secret_file, role=role, name=name)
+    command(connect, secret_file, role=role, name=name)
 
 
 @app.command

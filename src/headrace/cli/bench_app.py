@@ -7,7 +7,9 @@ from cyclopts import App, Parameter
 from headrace.cli.bench_flags import LoadFlags, OutputFlags
 from headrace.cli.flags import Model
 
-bench = App(name="bench", help="Measure: kernels, loads, a step, routing, a gateway, an installation.")
+bench = App(
+    name="bench", help="Measure: kernels, loads, a step, routing, a gateway, an installation."
+)
 
 Urls = Annotated[
     tuple[str, ...],

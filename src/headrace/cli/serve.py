@@ -34,9 +34,7 @@ def serve(model: str | None, flags: Any, *, as_json: bool) -> int:
         from headrace.cli.gateway import serve_engines
 
         return serve_engines(config, as_json=as_json)
-    is_alone = config.cluster.num_workers == 1 and not (
-        config.cluster.listen or config.autoscaler.enabled
-    )
+    is_alone = config.cluster.is_alone and not config.autoscaler.enabled
     listener = bind(config.server.host, config.server.port)
     app = create_app(None, config.server, telemetry=config.telemetry)
     booted: list[Booted | BootedCluster] = []
@@ -61,6 +59,8 @@ def serve(model: str | None, flags: Any, *, as_json: bool) -> int:
 
     if not is_alone:
         _restart_on_hang_up(booted)
+    if config.cluster.listen and not config.cluster.num_workers:
+        report_note(f"waiting for workers: headrace worker --connect {config.cluster.listen} ...")
     try:
         run_server(
             app,

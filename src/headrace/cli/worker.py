@@ -1,6 +1,7 @@
 """`headrace worker`: a worker for a front end on another machine."""
 
 import socket
+from typing import Never
 
 from headrace.adapters.handshake import read_secret
 from headrace.cli.logs import start_logging
@@ -9,7 +10,7 @@ from headrace.core.base.errors import ConfigError
 from headrace.core.base.worker import Role
 
 
-def worker(connect: str, secret_file: str, *, role: str, name: str) -> int:
+def worker(connect: str, secret_file: str, *, role: str, name: str) -> Never:
     """Until it is stopped."""
     if role not in list(Role):
         raise ConfigError(f"--role is {role!r}; choose one of {', '.join(Role)}")
@@ -17,4 +18,3 @@ def worker(connect: str, secret_file: str, *, role: str, name: str) -> int:
     host, port = address_of(connect)
     secret = read_secret(secret_file)
     serve_front(host, port, secret, role=Role(role), name=name or socket.gethostname())
-    return 0

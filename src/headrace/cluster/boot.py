@@ -87,7 +87,8 @@ def boot_cluster(
     """Start the workers of `config.cluster`, which share this machine, and wait until all are
     ready. Raises ConfigError.
     """
-
+    if config.autoscaler.enabled and not config.cluster.num_workers:
+        config = replace(config, cluster=replace(config.cluster, workers=1))
     cluster = config.cluster
     _check(cluster, is_scaled=config.autoscaler.enabled)
     slo = _limits(config.telemetry)
@@ -114,13 +115,14 @@ def boot_cluster(
     try:
         # While the workers load, in processes of their own.
         text = load_text(path, chat_template=template_path(config.model))
-        try:
-            while (ready := engine.wait_ready(PROGRESS_S)) is None:
-                report(*progress[0])
-        except BaseException:
-            text.close()
-            raise
     except BaseException:
+        engine.close()
+        raise
+    try:
+        while (ready := engine.wait_ready(PROGRESS_S)) is None:
+            report(*progress[0])
+    except BaseException:
+        text.close()
         engine.close()
         raise
     spec = ready[0].spec
@@ -136,10 +138,10 @@ def _limits(config: TelemetryConfig) -> Slo:
 
 
 def _check(cluster: ClusterConfig, *, is_scaled: bool) -> None:
-    if not (cluster.num_mixed + cluster.decode or cluster.listen):
+    if not (cluster.workers + cluster.decode or cluster.listen):
         raise ConfigError(
-            f"{cluster.prefill} prefill workers, and none that decodes",
-            hint="add --decode 1, or --workers 1 beside --prefill",
+            "there is no worker that decodes",
+            hint="add --decode 1 or --workers 1, or --listen for workers of other machines",
         )
     if not is_scaled:
         return
@@ -148,7 +150,7 @@ def _check(cluster: ClusterConfig, *, is_scaled: bool) -> None:
             "workers that come by themselves cannot be scaled",
             hint="leave out --autoscale, or --listen",
         )
-    kinds = cluster.num_mixed > 0, cluster.prefill > 0, cluster.decode > 0
+    kinds = cluster.workers > 0, cluster.prefill > 0, cluster.decode > 0
     if kinds not in ((True, False, False), (False, True, True)):
         raise ConfigError(
             "autoscaling needs workers of one kind, or prefill and decode workers",

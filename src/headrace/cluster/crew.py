@@ -287,7 +287,8 @@ class Crew:
         worker_id = slot.worker_id
         self._dying[slot.process] = self._now  # its parent has to ask for its end some time
         self.fleet.lose(slot, self._now, reason)
-        if self.start.done() and self.start.exception() is None:
+        # What nobody could serve with, whoever waits for the start is told.
+        if not (self.start.done() and self.start.exception()):
             _log.warning("worker %s is lost: %s", slot.name, reason)
         self._is_down(slot, worker_id, reason, is_failure=True)
 

@@ -91,7 +91,10 @@ class Door:
         except BlockingIOError:
             return None
         except (EOFError, TransferError, OSError) as error:
-            _log.warning("somebody who is no worker has come: %s", str(error) or "gone")
+            _log.warning(
+                "somebody who is no worker has come (or one with another secret): %s",
+                str(error) or "gone",
+            )
             self._guests.remove(guest)
             guest.close()
             return None

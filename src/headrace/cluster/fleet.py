@@ -93,7 +93,7 @@ class Fleet:
         for role, num_workers in (
             (Role.PREFILL, config.prefill),
             (Role.DECODE, config.decode),
-            (Role.MIXED, config.num_mixed),
+            (Role.MIXED, config.workers),
         ):
             for _ in range(num_workers):
                 self.grow(role)

@@ -9,7 +9,7 @@ import logging
 import socket
 import time
 from contextlib import suppress
-from typing import Final
+from typing import Final, Never
 
 from headrace.adapters.handshake import GREETING_BYTES, greeting, stream_secret
 from headrace.cluster.wire import Hello
@@ -34,26 +34,29 @@ def address_of(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def serve_front(
-    host: str, port: int, secret: bytes, *, role: Role, name: str, is_persistent: bool = True
-) -> None:
-    """Serve whoever listens there, for good; not `is_persistent` = until it is lost for the first
-    time. ConfigError where the front end does not want this worker, or it cannot serve.
+def serve_front(host: str, port: int, secret: bytes, *, role: Role, name: str) -> Never:
+    """Serve whoever listens there, for good. ConfigError where the front end does not want this
+    worker, or it cannot serve.
     """
     delay_s = FIRST_DELAY_S
+    was_configured = False
+
+    def note() -> None:
+        nonlocal was_configured, delay_s
+        was_configured, delay_s = True, FIRST_DELAY_S
+        _log.warning("working for the front end at %s port %d", host, port)
+
     while True:
+        was_configured = False
         try:
             with socket.create_connection((host, port), CONNECT_TIMEOUT_S) as stream:
                 line = _greet(stream, secret)
                 line.send(Hello(name=name, role=role))
-                _log.warning("connected to the front end at %s port %d", host, port)
-                delay_s = FIRST_DELAY_S
                 # Other machines reach this one where the front end does.
-                serve(line, as_worker=AsWorker(stream.getsockname()[0], secret))
+                serve(line, on_configured=note, as_worker=AsWorker(stream.getsockname()[0], secret))
         except (EOFError, OSError, TransferError) as error:
-            _log.warning("no front end at %s port %d: %s", host, port, str(error) or "it is gone")
-        if not is_persistent:
-            return
+            why = str(error) or ("it is gone" if was_configured else "it hung up: same secret?")
+            _log.warning("no front end at %s port %d: %s", host, port, why)
         time.sleep(delay_s)
         delay_s = min(2 * delay_s, LONGEST_DELAY_S)
 

@@ -5,6 +5,7 @@
 Decides nothing about requests; refuses to outlive the front end that it answers.
 """
 
+import ctypes
 import logging
 import os
 import signal
@@ -69,6 +70,7 @@ from headrace.live.machine import machine_facts
 _log = logging.getLogger(__name__)
 
 BEAT_S = 0.25
+PR_SET_PDEATHSIG = 1  # of prctl(2)
 LOAD_EVERY_NS = Ns(10_000_000)  # how often a turn tells the load, at most
 _CHUNK_BYTES = 1 << 18
 
@@ -237,6 +239,7 @@ def serve(
     line: WorkerLine,
     *,
     on_lost: Callable[[], None] = lambda: None,
+    on_configured: Callable[[], None] = lambda: None,
     as_worker: AsWorker = AsWorker(),  # noqa: B008, which is frozen
 ) -> None:
     """Until the front end is gone, which is an EOFError or an OSError; `on_lost` hears of it at
@@ -247,14 +250,20 @@ def serve(
     is_over = threading.Event()
     threading.Thread(target=_beat, args=(line, workers, is_over, on_lost), daemon=True).start()
     try:
-        _serve(line, workers, as_worker)
+        _serve(line, workers, on_configured, as_worker)
     finally:
         is_over.set()
 
 
-def _serve(line: WorkerLine, workers: list[Worker], as_worker: AsWorker) -> None:
+def _serve(
+    line: WorkerLine,
+    workers: list[Worker],
+    on_configured: Callable[[], None],
+    as_worker: AsWorker,
+) -> None:
     try:
         asked, rest = _configuration(line)
+        on_configured()
         logging.basicConfig(level=asked.config.telemetry.log_level.upper())
         booted = boot(
             asked.config,
@@ -297,7 +306,16 @@ def shared_facts(num_sharing: int) -> MachineFacts:
     )
 
 
+def _end_with_parent() -> None:
+    """Also where this process is stopped, and cannot see that nobody is there any more. Linux only;
+    elsewhere the end of the socket has to do.
+    """
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def main() -> None:
+    _end_with_parent()
     # A terminal's Ctrl-C, or its end, reaches the whole group; the front end decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)

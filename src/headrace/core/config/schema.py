@@ -155,8 +155,8 @@ class SchedulerConfig:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterConfig:
     workers: int = setting(
-        1,
-        "worker processes that compute prompts and decode; 1 alone = the engine runs in the server",
+        0,
+        "worker processes that do all work; 0 or 1, with no others = the engine runs in the server",
         low=0,
         high=256,
     )
@@ -187,9 +187,7 @@ class ClusterConfig:
         low=0,
         high=3600,
     )
-    listen: str = setting(
-        "", "HOST:PORT where workers of other machines come in; empty = none may"
-    )
+    listen: str = setting("", "HOST:PORT where workers of other machines come in; empty = none may")
     secret_file: str = setting("", "file with the secret that all machines of a cluster share")
     engines: tuple[str, ...] = setting(
         (),
@@ -216,13 +214,14 @@ class ClusterConfig:
     )
 
     @property
-    def num_mixed(self) -> int:
-        """A single worker beside others is the default that nobody asked for."""
-        return 0 if self.workers == 1 and self.prefill + self.decode else self.workers
+    def num_workers(self) -> int:
+        """Processes that are started on this machine."""
+        return self.workers + self.prefill + self.decode
 
     @property
-    def num_workers(self) -> int:
-        return self.num_mixed + self.prefill + self.decode
+    def is_alone(self) -> bool:
+        """Whether one engine does everything, so that no other process is needed."""
+        return not (self.workers > 1 or self.prefill or self.decode or self.listen)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
