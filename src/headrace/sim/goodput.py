@@ -5,7 +5,6 @@ at least a stated share is good. Co-located workers with whole prompts first are
 scheduler with steps as large as a prompt; chunks are steps of their size.
 """
 
-
 import msgspec
 
 from headrace.core.base.request import Slo

@@ -6,9 +6,9 @@ from contextlib import closing
 
 import pytest
 
-from headrace.cluster.door import MAX_GUESTS, Door
 from headrace.adapters.frames import FrameWriter, direction_key
 from headrace.adapters.handshake import GREETING_BYTES, greeting, read_secret, stream_secret
+from headrace.cluster.door import MAX_GUESTS, Door
 from headrace.cluster.process import RemoteProcess
 from headrace.cluster.remote import address_of
 from headrace.cluster.wire import FROM_WORKER, Beat, FromWorker, Hello, encode
