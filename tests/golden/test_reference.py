@@ -48,7 +48,7 @@ class Bounds:
     share_compared: float  # steps up to each prompt's first other token
 
 
-EXACT = Bounds(0.3, 0.3, 0.07, 0.012, num_candidates=2, num_common=3, share_compared=0.85)
+EXACT = Bounds(0.05, 0.2, 0.07, 0.012, num_candidates=2, num_common=3, share_compared=0.85)
 INT8 = Bounds(0.35, 1.1, 0.5, 0.1, num_candidates=3, num_common=2, share_compared=0.4)
 
 
