@@ -75,7 +75,9 @@ def settle(cluster: BootedCluster) -> None:
 def test_prompts_are_computed_by_one_and_decoded_by_the_other(
     cluster: BootedCluster, asked: list[GenerateRequest], wanted: list[Answer]
 ) -> None:
+    num_before = cluster.engine.stats().num_handoffs
     assert answers(cluster.text_engine, asked) == wanted
+    assert cluster.engine.stats().num_handoffs - num_before == len(asked)
     settle(cluster)
     time.sleep(0.5)  # for the workers' last word on their state
     stats = {worker.name: worker.stats for worker in cluster.engine.workers()}

@@ -95,6 +95,7 @@ def figures(now: Reading, before: Reading | None) -> dict[str, Any]:
         "e2e_ms_mean": mean_ms("headrace_e2e_seconds"),
         "by_window": _windows(now),
         "num_migrations": round(now.value("headrace_migrations_total")),
+        "num_handoffs": round(now.value("headrace_handoffs_total")),
         "num_preemptions": round(now.value("headrace_preemptions_total")),
         "workers": _workers(now),
     }
@@ -150,6 +151,7 @@ def facts(shown: dict[str, Any]) -> dict[str, dict[str, str]]:
         "since start": {
             "preemptions": str(shown["num_preemptions"]),
             "migrations": str(shown["num_migrations"]),
+            "hand-offs": str(shown["num_handoffs"]),
         },
     }
     for worker in shown["workers"]:

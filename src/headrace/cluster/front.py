@@ -156,6 +156,7 @@ class ClusterEngine:
                 stats,
                 num_waiting=stats.num_waiting + self._core.num_unrouted,
                 num_migrations=self._core.num_migrations,
+                num_handoffs=self._core.num_handoffs,
             )
 
     def workers(self) -> list[WorkerState]:

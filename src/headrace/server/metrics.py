@@ -286,6 +286,7 @@ class Metrics:
             ("steps", "steps done", stats.num_steps),
             ("failed_steps", "steps that failed", stats.num_failed_steps),
             ("migrations", "requests that outlived their worker", stats.num_migrations),
+            ("handoffs", "requests whose prompt another worker computed", stats.num_handoffs),
             ("preemptions", "sequences whose blocks were taken", stats.num_preemptions),
             ("recomputed_tokens", "tokens computed again", stats.num_recomputed_tokens),
             ("prefix_queried_tokens", "prompt tokens looked up", stats.num_queried_tokens),

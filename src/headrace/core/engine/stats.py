@@ -21,3 +21,4 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     num_failed_steps: int
     num_computed_tokens: int  # rows of the steps that were done
     num_migrations: int = 0  # requests that went on after their worker was lost
+    num_handoffs: int = 0  # requests whose prompt another worker computed
