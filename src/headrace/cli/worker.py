@@ -1,11 +1,13 @@
 """`headrace worker`: a worker for a front end on another machine."""
 
+import re
 import socket
 from typing import Never
 
 from headrace.adapters.handshake import read_secret
 from headrace.cli.logs import start_logging
 from headrace.cluster.remote import address_of, serve_front
+from headrace.cluster.wire import WORKER_NAME
 from headrace.core.base.errors import ConfigError
 from headrace.core.base.worker import Role
 
@@ -14,7 +16,13 @@ def worker(connect: str, secret_file: str, *, role: str, name: str) -> Never:
     """Until it is stopped."""
     if role not in list(Role):
         raise ConfigError(f"--role is {role!r}; choose one of {', '.join(Role)}")
+    name = name or socket.gethostname()
+    if not re.match(WORKER_NAME, name):
+        raise ConfigError(
+            f"the worker's name is {name!r}; it may have 1 to 64 of A-Z a-z 0-9 . _ -",
+            hint="choose another with --name",
+        )
     start_logging("warning")
     host, port = address_of(connect)
     secret = read_secret(secret_file)
-    serve_front(host, port, secret, role=Role(role), name=name or socket.gethostname())
+    serve_front(host, port, secret, role=Role(role), name=name)

@@ -4,7 +4,7 @@ Times on the wire are of the sender's monotonic clock, and mean something to the
 beside `sent_ns`: two machines' clocks have nothing in common but their pace.
 """
 
-from typing import Final, TypeAlias, TypeVar
+from typing import Annotated, Final, TypeAlias, TypeVar
 
 import msgspec
 
@@ -33,6 +33,7 @@ from headrace.core.telemetry.record import RequestRecord
 from headrace.models.load import ModelDescription
 
 PROTOCOL: Final = 1
+WORKER_NAME: Final = r"\A[A-Za-z0-9._-]{1,64}\Z"  # it goes into headers, labels and logs
 TO_WORKER, FROM_WORKER = "to worker", "from worker"  # directions of frames
 
 # ---- to a worker
@@ -79,7 +80,7 @@ class Hello(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """The first message of a worker that has come by itself; it waits to be configured."""
 
     protocol: int = PROTOCOL
-    name: str  # of the machine, for people
+    name: Annotated[str, msgspec.Meta(pattern=WORKER_NAME)]  # of the machine, for people
     role: Role = Role.MIXED
 
 

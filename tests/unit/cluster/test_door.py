@@ -74,6 +74,7 @@ def test_whoever_knows_the_secret_is_a_worker(door: Door) -> None:
         (b"another secret!!", (HELLO,)),
         (SECRET, (Beat(),)),
         (SECRET, (HELLO, Beat())),
+        *((SECRET, (Hello(name=name),)) for name in ("", "a\r\nx: y", "a b", "ü", "n" * 65)),
     ],
 )
 def test_others_are_shown_out(
