@@ -6,6 +6,7 @@ from headrace.core.base.sampling import SamplingParams
 from headrace.core.base.types import NS_PER_MS, Ns, SeqId
 from headrace.core.telemetry import Cause, ClusterTelemetry, RequestRecord, TimeParts
 from headrace.core.telemetry.record import ITL_BOUNDS_NS, ItlSummary
+from support.records import record_of
 
 SEQ = SeqId(3)
 NO_ITL = ItlSummary(0, Ns(0), Ns(0), (0,) * (len(ITL_BOUNDS_NS) + 1))
@@ -20,27 +21,7 @@ def parts(**ms: float) -> TimeParts:
 
 
 def told(time: TimeParts, ttft: TimeParts, gap: TimeParts | None = None) -> RequestRecord:
-    return RequestRecord(
-        request_id="r",
-        seq_id=SEQ,
-        arrived_ns=Ns(0),
-        admitted_ns=None,
-        first_token_ns=None,
-        finished_ns=Ns(0),
-        reason=FinishReason.LENGTH,
-        num_prompt_tokens=5,
-        num_output_tokens=1,
-        num_cached_tokens=0,
-        num_preemptions=0,
-        ttft_ns=None,
-        tpot_ns=None,
-        e2e_ns=Ns(0),
-        itl=NO_ITL,
-        slo=Slo(),
-        time=time,
-        ttft_time=ttft,
-        worst_gap_time=gap,
-    )
+    return record_of(SEQ, num_prompt_tokens=5, time=time, ttft_time=ttft, worst_gap_time=gap)
 
 
 class Front:

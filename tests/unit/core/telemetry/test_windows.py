@@ -6,11 +6,12 @@ import msgspec
 import pytest
 
 from headrace.core.base.events import Admitted, Arrive, Cancel, Emit, EngineEffect, Finish, Reject
-from headrace.core.base.request import FinishReason, SeqSpec, Slo
+from headrace.core.base.request import FinishReason, SeqSpec
 from headrace.core.base.sampling import SamplingParams
 from headrace.core.base.types import NS_PER_S, Ns, SeqId
-from headrace.core.telemetry import GoodputWindow, ItlSummary, RequestRecord, TimeParts
+from headrace.core.telemetry import GoodputWindow
 from headrace.core.telemetry.windows import MAX_CLASSES, OTHER_CLASS
+from support.records import record_of
 
 NOTHING = Cancel(SeqId(-1))
 
@@ -47,36 +48,11 @@ class Lives:
             Finish(seq_id, FinishReason.STOP, 10, num_tokens, 0, 0),
         ]
         self.window.observe(time(at_s), NOTHING, effects)
-        self.window.count(time(at_s), record(seq_id, good))
+        self.window.count(time(at_s), record_of(seq_id, good=good))
 
 
 def time(at_s: float) -> Ns:
     return Ns(round(at_s * NS_PER_S))
-
-
-def record(seq_id: SeqId, good: bool) -> RequestRecord:
-    return RequestRecord(
-        request_id="r",
-        seq_id=seq_id,
-        arrived_ns=Ns(0),
-        admitted_ns=None,
-        first_token_ns=None,
-        finished_ns=Ns(0),
-        reason=FinishReason.STOP,
-        num_prompt_tokens=10,
-        num_output_tokens=1,
-        num_cached_tokens=0,
-        num_preemptions=0,
-        ttft_ns=None,
-        tpot_ns=None,
-        e2e_ns=Ns(0),
-        itl=ItlSummary(0, Ns(0), Ns(0), ()),
-        slo=Slo(),
-        time=TimeParts(),
-        ttft_time=None,
-        worst_gap_time=None,
-        good=good,
-    )
 
 
 def test_rates_are_sums_over_the_seconds_that_the_window_covers() -> None:
