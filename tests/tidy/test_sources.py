@@ -51,7 +51,8 @@ def files(top: Path = ROOT) -> Iterator[Path]:
             hidden = path.name.startswith(".") and path.name != ".ci"
             if not hidden and path.name not in SKIPPED_FOLDERS:
                 yield from files(path)
-        elif not path.is_symlink():
+        # In a worktree, .git is a file that names a folder of this machine.
+        elif not path.is_symlink() and path.name != ".git":
             yield path
 
 
