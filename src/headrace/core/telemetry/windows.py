@@ -126,9 +126,13 @@ class GoodputWindow:
         )
 
     def _ring(self, name: str) -> "_Ring":
-        if name not in self._rings and len(self._rings) >= MAX_CLASSES:
-            name = OTHER_CLASS
-        return self._rings.setdefault(name, _Ring())
+        ring = self._rings.get(name)
+        if ring is None:
+            if len(self._rings) >= MAX_CLASSES:
+                name = OTHER_CLASS
+            # No `setdefault` for a known class: a ring of its own would be made for every sequence.
+            ring = self._rings.setdefault(name, _Ring())
+        return ring
 
     def _forget(self, seq_id: SeqId) -> "_Ring | None":
         self._waiting.pop(seq_id, None)
