@@ -143,7 +143,7 @@ def test_nor_do_they_under_memory_pressure() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 def test_nor_do_thousands() -> None:
     scheduler = SchedulerConfig(max_running_seqs=48, admission="optimistic")
     with formula_model(num_blocks=512, scheduler=scheduler) as booted:

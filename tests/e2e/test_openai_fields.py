@@ -1,6 +1,5 @@
 """The official client and every field that decides what is generated."""
 
-import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,10 +8,9 @@ import pytest
 
 from headrace.core.base.plan import SampleSpec
 from headrace.live.generate import GenerateRequest
-from support.client_calls import HELLO, chat, complete
+from support.client_calls import chat, complete
 from support.fake_engine import (
     IM_END,
-    MODEL_NAME,
     FakeBooted,
     Formula,
     formula_model,
@@ -184,33 +182,3 @@ def test_min_tokens_hold_off_the_end(speaker: tuple[openai.OpenAI, FakeBooted]) 
     answer = say(speaker, max_tokens=20, extra_body={"min_tokens": 15, "return_token_ids": True})
     assert IM_END not in answer.choices[0].token_ids[:14]
     assert answer.usage.completion_tokens >= 15
-
-
-# ---- async
-
-
-def test_many_at_once_get_what_they_would_get_alone(server: RunningServer) -> None:
-    async def run() -> tuple[list[str], list[str]]:
-        async with openai.AsyncOpenAI(
-            base_url=f"{server.url}/v1", api_key="none", max_retries=0
-        ) as client:
-            together = await asyncio.gather(*(_streamed(client, seed) for seed in range(24)))
-            alone = [await _whole(client, seed) for seed in range(24)]
-        return together, alone
-
-    together, alone = asyncio.run(run())
-    assert together == alone
-
-
-async def _streamed(client: openai.AsyncOpenAI, seed: int) -> str:
-    chunks = await client.chat.completions.create(
-        model=MODEL_NAME, messages=HELLO, max_tokens=12, seed=seed, stream=True
-    )
-    return "".join([chunk.choices[0].delta.content or "" async for chunk in chunks])
-
-
-async def _whole(client: openai.AsyncOpenAI, seed: int) -> str:
-    answer = await client.chat.completions.create(
-        model=MODEL_NAME, messages=HELLO, max_tokens=12, seed=seed
-    )
-    return answer.choices[0].message.content or ""
