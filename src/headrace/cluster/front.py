@@ -6,14 +6,10 @@ What it hears it tells at once, so sinks and observers must be quick.
 """
 
 import logging
-import threading
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from heapq import heappop, heappush
 from typing import Final
 
 import msgspec
@@ -26,10 +22,10 @@ from headrace.cluster.door import Door
 from headrace.cluster.fleet import Fleet
 from headrace.cluster.rolling import RollingRestart
 from headrace.cluster.switchboard import Speaker
-from headrace.core.base.errors import ConfigError, InvariantError, OverloadError
-from headrace.core.base.events import Arrive, CallAt, Cancel, EngineEffect, Timer
+from headrace.core.base.errors import ConfigError, InvariantError
+from headrace.core.base.events import Arrive, CallAt, Cancel, EngineEffect
 from headrace.core.base.request import FinishReason, SeqSpec, Slo
-from headrace.core.base.types import NS_PER_S, Ns, SeqId
+from headrace.core.base.types import NS_PER_S
 from headrace.core.config.schema import ClusterConfig
 from headrace.core.engine.stats import EngineStats
 from headrace.core.router.core import RouterCore
@@ -37,8 +33,9 @@ from headrace.core.router.decision import Decision
 from headrace.core.router.events import Resync
 from headrace.core.router.front import EndAll, Forward, FrontCore, FrontEvent
 from headrace.core.telemetry import ClusterTelemetry
-from headrace.live.listeners import RETRY_AFTER_S, Listeners, Observer, Sink, refusals
-from headrace.live.messages import Call, Check, Close, Drain, Submit
+from headrace.live.intake import Intake
+from headrace.live.listeners import Sink
+from headrace.live.messages import Asked, Call, Check, Close, Drain, Submit
 from headrace.live.port import PoolStatus, WorkerState
 
 _log = logging.getLogger(__name__)
@@ -53,10 +50,7 @@ class Restart:
     """All workers, one after another."""
 
 
-_Message = Submit | Cancel | Call | Check | Restart | Drain | Close
-
-
-class ClusterEngine:
+class ClusterEngine(Intake[Restart]):
     """A running cluster. It owns its workers' processes and ends them. All public methods may be
     called from any thread.
     """
@@ -77,12 +71,7 @@ class ClusterEngine:
         `drain_timeout_s` for what it has begun; the rest goes on elsewhere. A `scaler` decides how
         many workers there are; for it `slo` judges requests that state no limits.
         """
-        self._failure: str | None = None
-        self._next_seq_id = 0
-        # Over the next id, over who observes, and over the order of messages and the flags below.
-        self._gate = threading.Lock()
-        self._is_closed = self._is_draining = False
-        self._inbox: deque[_Message] = deque()
+        super().__init__(self._ring)
         self._core = FrontCore(router, config)
         self._crew = Crew(
             fleet,
@@ -93,21 +82,12 @@ class ClusterEngine:
             drain_timeout_s=drain_timeout_s,
         )
         self._rolling = RollingRestart(self._crew)
-        # Held by the engine thread while it works: over all that follows.
-        self._turn = threading.Lock()
-        self._now = Ns(0)
-        self._listeners = Listeners(self.cancel)
         self._autoscaling: Autoscaling | None = None
         if scaler is not None:
             self._autoscaling = Autoscaling(self._crew, self._core, scaler, slo)
             self._listeners.observe(self._autoscaling.observe)
-        self._timers: list[tuple[Ns, int]] = []
-        self._drains: list[Future[None]] = []
-        self._calls: list[Callable[[], None]] = []  # to be made outside the lock
-        self._is_refusing = False
-        self._is_ending = False
-        self._thread = threading.Thread(target=self._run, name="headrace-cluster", daemon=True)
-        self._thread.start()
+        self._calls: list[partial[None]] = []  # to be made outside the lock
+        self._start(self._run, "headrace-cluster")
 
     # ---- any thread
 
@@ -119,34 +99,6 @@ class ClusterEngine:
             return self._crew.start.result(timeout_s)
         except TimeoutError:
             return None
-
-    @property
-    def failure(self) -> str | None:
-        """Why the engine has stopped for good; None while it works."""
-        return self._failure
-
-    @property
-    def is_accepting(self) -> bool:
-        return not (self._is_draining or self._is_closed or self._failure)
-
-    def next_seq_ids(self, n: int) -> range:
-        """`n` sequence ids that nobody else gets."""
-        with self._gate:
-            first = self._next_seq_id
-            self._next_seq_id += n
-        return range(first, first + n)
-
-    def submit(self, specs: Sequence[SeqSpec], sink: Sink) -> None:
-        """Let the sequences of one request arrive together; as LiveEngine.submit."""
-        with self._gate:
-            if not self._is_closed:
-                self._post(Submit(tuple(specs), sink))
-                return
-        raise OverloadError("the engine is closed", retry_after_s=RETRY_AFTER_S)
-
-    def cancel(self, seq_id: SeqId, reason: FinishReason = FinishReason.CANCELLED) -> None:
-        """End a sequence as soon as its worker can. Idempotent; unknown ids are fine."""
-        self._post(Cancel(seq_id, reason))
 
     def stats(self) -> EngineStats:
         """Of all workers together, as last heard; what waits for a worker included."""
@@ -186,25 +138,11 @@ class ClusterEngine:
         self._crew.on_record = telemetry.tell
         return telemetry
 
-    def observe(self, callback: Observer) -> None:
-        """Call `callback(now, event, effects)` on the engine thread for each event, when all sinks
-        have heard. Words of workers come with an empty Arrive.
-        """
-        with self._gate:
-            self._listeners.observe(callback)
-
-    def call_soon(self, callback: Callable[[Ns], None]) -> None:
-        """As LiveEngine.call_soon."""
-        self._post(Call(callback))
-
     def check(self) -> None:
         """Check every law here and on every worker that is ready. Raises InvariantError."""
         done: Future[None] = Future()
-        with self._gate:
-            if self._is_closed:
-                return
-            self._post(Check(done))
-        done.result()
+        if self._post_if_open(Check(done)):
+            done.result()
 
     def restart_workers(self) -> None:
         """Let each worker of this machine end and start again, one after another, while the others
@@ -212,30 +150,11 @@ class ClusterEngine:
         """
         self._post(Restart())
 
-    def drain(self, timeout_s: float) -> bool:
-        """Refuse new sequences, wait until those that live have ended; False = some still live."""
-        done: Future[None] = Future()
-        with self._gate:
-            self._is_draining = True
-            if self._is_closed:
-                return True
-            self._post(Drain(done))
-        try:
-            done.result(timeout_s)
-        except TimeoutError:
-            return False
-        return True
-
     def close(self) -> None:
         """End what lives, end the workers, join the thread. Idempotent."""
-        with self._gate:
-            if not self._is_closed:
-                self._is_closed = True
-                self._post(Close())
-        self._thread.join()
+        self._end()
 
-    def _post(self, message: _Message) -> None:
-        self._inbox.append(message)
+    def _ring(self) -> None:
         self._crew.switchboard.wake()
 
     # ---- engine thread
@@ -253,12 +172,11 @@ class ClusterEngine:
         self._crew.end()
 
     def _work(self, speaking: list[Speaker]) -> None:
-        self._now = Ns(max(self._now + 1, time.monotonic_ns()))
-        self._crew.listen(self._now, speaking)
+        self._crew.listen(self._tick(), speaking)
         while self._inbox:
             self._receive(self._inbox.popleft())
-        while self._timers and self._timers[0][0] <= self._now:
-            self._handle(Timer(heappop(self._timers)[1]))
+        while (timer := self._timers.pop_due(self._now)) is not None:
+            self._handle(timer)
         self._rolling.turn()
         if self._autoscaling is not None and not self._is_ending:
             self._autoscaling.turn(self._now)
@@ -274,7 +192,7 @@ class ClusterEngine:
             return 0.0
         times = (
             self._crew.next_ns(),
-            self._timers[0][0] if self._timers else None,
+            self._timers.next_ns,
             self._autoscaling.next_ns() if self._autoscaling else None,
         )
         due_ns = min((time for time in times if time is not None), default=None)
@@ -297,8 +215,8 @@ class ClusterEngine:
                         self._autoscaling.sent(worker_id, asked.seqs)
                 case Resync(worker_id):
                     self._crew.send(worker_id, wire.SendSnapshot())
-                case CallAt(at_ns, timer_id):
-                    heappush(self._timers, (at_ns, timer_id))
+                case CallAt():
+                    self._timers.add(effect)
                 case _:
                     words.append(effect)
         if isinstance(event, Arrive):
@@ -308,14 +226,14 @@ class ClusterEngine:
 
     # ---- readers
 
-    def _receive(self, message: _Message) -> None:
+    def _receive(self, message: Asked | Restart) -> None:
         match message:
             case Submit(seqs, sink):
                 self._submit(seqs, sink)
             case Cancel():
                 self._handle(message)
             case Call(callback):
-                self._calls.append(partial(callback, self._now))
+                self._calls.append(partial(self._call, callback, self._now))
             case Check(done):
                 self._check(done)
             case Restart():
@@ -329,14 +247,12 @@ class ClusterEngine:
 
     def _submit(self, seqs: tuple[SeqSpec, ...], sink: Sink) -> None:
         self._listeners.add(seqs, sink)
-        if self._failure or self._is_refusing:
-            code, why = "draining", "the server is shutting down"
-            if self._failure:
-                code, why = "engine_failed", "the engine has failed"
-            event = Arrive(seqs)
-            self._listeners.tell(self._now, event, refusals(event, code, why))
+        event = Arrive(seqs)
+        words = self._refusals(event)
+        if words:
+            self._listeners.tell(self._now, event, words)
         else:
-            self._handle(Arrive(seqs))
+            self._handle(event)
 
     def _check(self, done: Future[None]) -> None:
         audit = Audit(done)
@@ -352,11 +268,7 @@ class ClusterEngine:
 
     def _call_all(self) -> None:
         while self._calls:
-            call = self._calls.pop(0)
-            try:
-                call()
-            except Exception:
-                _log.exception("a call on the engine thread failed")
+            self._calls.pop(0)()
 
     def _fail(self, reason: str) -> None:
         """For good: everybody has an error, and nobody else comes in."""

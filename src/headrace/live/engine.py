@@ -11,31 +11,29 @@ thread, in the order of the turns, while the device works.
 
 import logging
 import queue
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
-from heapq import heappop, heappush
 from pathlib import Path
 from typing import Final
 
 from headrace.adapters.executors.port import Executor
 from headrace.adapters.movers.port import Mover
-from headrace.core.base.errors import InvariantError, OverloadError
+from headrace.core.base.errors import InvariantError
 from headrace.core.base.events import (
     Arrive,
     CallAt,
     Cancel,
+    CopyDone,
     EndLease,
     EngineEffect,
     EngineEvent,
     StepDone,
     StepFailed,
-    Timer,
 )
-from headrace.core.base.request import FinishReason, SeqSpec, Slo
+from headrace.core.base.request import SeqSpec, Slo
 from headrace.core.base.types import NS_PER_S, Ns, SeqId
 from headrace.core.config.schema import WorkerConfig
 from headrace.core.cost.fitted import FittedCostModel
@@ -45,8 +43,9 @@ from headrace.core.router.decision import Decision
 from headrace.core.telemetry import Telemetry
 from headrace.live.device import Device
 from headrace.live.event_log import LogHeader, Recorder
-from headrace.live.listeners import RETRY_AFTER_S, Listeners, Observer, Sink, refusals
-from headrace.live.messages import Call, Check, Close, Drain, Message, Submit, Turn
+from headrace.live.intake import Intake
+from headrace.live.listeners import Sink
+from headrace.live.messages import Asked, Call, Check, Close, Drain, Submit, Turn
 from headrace.live.port import PoolStatus, WorkerState
 
 _log = logging.getLogger(__name__)
@@ -58,7 +57,10 @@ MAX_UNTOLD = 3
 _NOTHING = Arrive(())  # stands for the event where a check finds that a law is broken
 
 
-class LiveEngine:
+_Own = StepDone | StepFailed | CopyDone | EndLease
+
+
+class LiveEngine(Intake[_Own]):
     """A running engine. It owns its executor and closes it. All public methods may be called from
     any thread.
 
@@ -77,62 +79,19 @@ class LiveEngine:
         mover: Mover | None = None,
     ) -> None:
         cost = FittedCostModel.prior() if cost is None else cost
+        self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()  # of the engine thread
+        super().__init__(partial(self._wakes.put, None))
         self.cost: Final = cost
         self._core = build_worker(config, executor.spec, cost)
         self._device = Device(executor, mover, self._end_step, self._post)
         header = LogHeader(config=config, spec=executor.spec, cost=cost)
         self._recorder = Recorder(event_log, header)
-        self._listeners = Listeners(self.cancel)
-        self._failure: str | None = None
-        self._next_seq_id = 0
-        # Over the next id, over who observes, and over the order of messages and the flags below.
-        self._gate = threading.Lock()
-        self._is_closed = self._is_draining = False
-        self._inbox: deque[Message] = deque()
-        self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()  # of the engine thread
-        # Held by whoever takes a turn: over the core, and all that follows.
-        self._turn = threading.Lock()
-        self._now = Ns(0)
-        self._timers: list[tuple[Ns, int]] = []
-        self._is_refusing = False
-        self._is_ending = False
         self._untold: deque[Turn | Callable[[], None]] = deque()
         # The rest belongs to the engine thread.
         self._is_check_due = False
-        self._drains: list[Future[None]] = []
-        self._thread = threading.Thread(target=self._run, name="headrace-engine", daemon=True)
-        self._thread.start()
+        self._start(self._run, "headrace-engine")
 
     # ---- any thread
-
-    @property
-    def failure(self) -> str | None:
-        """Why the engine has stopped for good; None while it works."""
-        return self._failure
-
-    @property
-    def is_accepting(self) -> bool:
-        return not (self._is_draining or self._is_closed or self._failure)
-
-    def next_seq_ids(self, n: int) -> range:
-        with self._gate:
-            first = self._next_seq_id
-            self._next_seq_id += n
-        return range(first, first + n)
-
-    def submit(self, specs: Sequence[SeqSpec], sink: Sink) -> None:
-        """As Engine.submit. An engine that drains or has failed rejects with status 503; one that
-        is closed raises OverloadError.
-        """
-        with self._gate:
-            if not self._is_closed:
-                self._post(Submit(tuple(specs), sink))
-                return
-        raise OverloadError("the engine is closed", retry_after_s=RETRY_AFTER_S)
-
-    def cancel(self, seq_id: SeqId, reason: FinishReason = FinishReason.CANCELLED) -> None:
-        """As Engine.cancel, at the next step border."""
-        self._post(Cancel(seq_id, reason))
 
     def end_lease(self, seq_id: SeqId) -> None:
         """Let go of the blocks of a sequence that has ended with `is_leased`. Idempotent."""
@@ -155,63 +114,25 @@ class LiveEngine:
     def telemetry(self, default_slo: Slo) -> Telemetry:
         return Telemetry(default_slo, self.cost)
 
-    def observe(self, callback: Observer) -> None:
-        """As Engine.observe. Refusals and failures that are the engine's own, not the core's, are
-        shown as effects too.
-        """
-        with self._gate:
-            self._listeners.observe(callback)
-
-    def call_soon(self, callback: Callable[[Ns], None]) -> None:
-        """As Engine.call_soon. An engine that is closed drops it."""
-        self._post(Call(callback))
-
     def check(self) -> None:
         """Check every law of the core between two events. Raises InvariantError, also where it was
         broken before.
         """
         done: Future[None] = Future()
-        with self._gate:
-            if not (is_closed := self._is_closed):
-                self._post(Check(done))
-        if is_closed:
+        if not self._post_if_open(Check(done)):
             self._thread.join()
             with self._turn:
                 self._check(done)
             self._tell_all()
         done.result()
 
-    def drain(self, timeout_s: float) -> bool:
-        """Refuse new sequences, wait until those that live have ended; False = some still live."""
-        done: Future[None] = Future()
-        with self._gate:
-            self._is_draining = True
-            if self._is_closed:
-                return True
-            self._post(Drain(done))
-        try:
-            done.result(timeout_s)
-        except TimeoutError:
-            return False
-        return True
-
     def close(self) -> None:
         """Cancel what lives, wait for the running step, join the thread, close executor and log.
         Idempotent.
         """
-        with self._gate:
-            is_first = not self._is_closed
-            self._is_closed = True
-            if is_first:
-                self._post(Close())
-        self._thread.join()
-        if is_first:
+        if self._end():
             self._device.close()
             self._recorder.close()
-
-    def _post(self, message: Message) -> None:
-        self._inbox.append(message)
-        self._wakes.put(None)
 
     def _end_step(self, event: StepDone | StepFailed) -> None:
         """The executor's word, on its own thread, which has the next step before it is free.
@@ -228,14 +149,14 @@ class LiveEngine:
 
     def _take_turn(self) -> None:
         with self._turn:
-            while self._timers and self._timers[0][0] <= time.monotonic_ns():
-                self._handle(Timer(heappop(self._timers)[1]))
+            while (timer := self._timers.pop_due(time.monotonic_ns())) is not None:
+                self._handle(timer)
             self._tell_lost()
             while self._inbox:
                 self._receive(self._inbox.popleft())
                 self._tell_lost()
 
-    def _receive(self, message: Message) -> None:
+    def _receive(self, message: Asked | _Own) -> None:
         match message:
             case Submit(seqs, sink):
                 self._submit(seqs, sink)
@@ -254,24 +175,14 @@ class LiveEngine:
             case _:
                 self._handle(message)
 
-    def _tick(self) -> Ns:
-        # Strictly increasing, so that a simulation of the log meets the events in this order too.
-        self._now = Ns(max(self._now + 1, time.monotonic_ns()))
-        return self._now
-
     def _submit(self, seqs: tuple[SeqSpec, ...], sink: Sink) -> None:
         event = Arrive(seqs)
         self._listeners.add(seqs, sink)
-        if self._failure:
-            self._refuse(event, "engine_failed", "the engine has failed")
-        elif self._is_refusing:
-            self._refuse(event, "draining", "the server is shutting down")
+        words = self._refusals(event)
+        if words:
+            self._untold.append(Turn(self._tick(), event, words, is_recorded=False))
         else:
             self._handle(event)
-
-    def _refuse(self, event: Arrive, code: str, message: str) -> None:
-        words = refusals(event, code, message)
-        self._untold.append(Turn(self._tick(), event, words, is_recorded=False))
 
     def _check(self, done: "Future[None]") -> None:
         try:
@@ -296,7 +207,7 @@ class LiveEngine:
             self._device.carry_out(effects)
             for effect in effects:
                 if isinstance(effect, CallAt):
-                    heappush(self._timers, (effect.at_ns, effect.timer_id))
+                    self._timers.add(effect)
         except Exception as error:
             self._fail(now, event, effects, error)
         else:
@@ -358,18 +269,13 @@ class LiveEngine:
         self._recorder.flush()
         self._listeners.end_all(turn.now, turn.event, f"the engine has failed: {self._failure}")
 
-    def _call(self, callback: Callable[[Ns], None], now: Ns) -> None:
-        try:
-            callback(now)
-        except Exception:
-            _log.exception("a call on the engine thread failed")
-
     def _timeout_s(self) -> float | None:
         """Seconds until there is something to do without a message; None = never."""
         timeout_s = IDLE_CHECK_AFTER_S if self._is_check_due and not self._is_busy else None
         with self._turn:
-            if self._timers:
-                due_s = max(0, self._timers[0][0] - time.monotonic_ns()) / NS_PER_S
+            due_ns = self._timers.next_ns
+            if due_ns is not None:
+                due_s = max(0, due_ns - time.monotonic_ns()) / NS_PER_S
                 timeout_s = min(due_s, timeout_s or 3600.0)
         return timeout_s
 

@@ -1,19 +1,11 @@
-"""What is posted to a LiveEngine, and what a turn leaves to be told."""
+"""What callers post to an engine, and what a LiveEngine's turn leaves to be told."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from headrace.core.base.events import (
-    Cancel,
-    CopyDone,
-    EndLease,
-    EngineEffect,
-    EngineEvent,
-    StepDone,
-    StepFailed,
-)
+from headrace.core.base.events import Cancel, EngineEffect, EngineEvent
 from headrace.core.base.request import SeqSpec
 from headrace.core.base.types import Ns
 from headrace.live.listeners import Sink
@@ -56,6 +48,4 @@ class Turn:
     error: Exception | None = None  # of the core, which cannot be trusted any more
 
 
-Message: TypeAlias = (
-    Submit | Check | Drain | Call | Close | Cancel | StepDone | StepFailed | CopyDone | EndLease
-)
+Asked: TypeAlias = Submit | Check | Drain | Call | Close | Cancel

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from headrace.core.base.types import Ns, SeqId
-from headrace.live import engine as engine_module
+from headrace.live import intake as intake_module
 from headrace.live.engine import LiveEngine
 from support.live import Ear, ManualExecutor, live_engine, seq_spec, worker_spec
 
@@ -71,7 +71,7 @@ def test_no_two_events_have_one_time(
     engine: LiveEngine, executor: ManualExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A simulation of the log would not know which of the two came first."""
-    monkeypatch.setattr(engine_module, "time", StandingClock())
+    monkeypatch.setattr(intake_module, "time", StandingClock())
     times: list[Ns] = []
     engine.observe(lambda now, event, effects: times.append(now))
     ear = Ear()
