@@ -1,9 +1,10 @@
 """Frames: what comes out of a stream of bytes are whole messages again, or the stream is refused.
 
-A frame is a length (unsigned 32-bit, little endian), a tag and that many bytes. The tag is a keyed
-BLAKE2b over the frame's number and its bytes, so a frame that was forged, changed, repeated, left
-out or put elsewhere ends the stream. Each direction has a key of its own, drawn from the secret.
-Decides whether bytes are a frame; refuses to know what it says.
+A frame is a length (unsigned 32-bit, little endian), a tag and that many bytes. The tag is AES-GMAC
+(NIST SP 800-38D) over the bytes, with the frame's number as its nonce, so a frame that was forged,
+changed, repeated, left out or put elsewhere ends the stream. Each direction of each stream has a
+key of its own, so no nonce comes twice. Decides whether bytes are a frame; refuses to know what it
+says.
 """
 
 import hmac
@@ -11,16 +12,22 @@ import struct
 from hashlib import blake2b
 from typing import Final
 
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
 from headrace.core.base.errors import TransferError
 from headrace.core.config.units import size_text
 
 MAX_FRAME_BYTES: Final = 64 << 20
 _TAG_BYTES: Final = 16
+_NONCE_BYTES: Final = 12
 _HEADER: Final = struct.Struct(f"<I{_TAG_BYTES}s")
+HEADER_BYTES: Final = _HEADER.size
 
 
 def direction_key(secret: bytes, direction: str) -> bytes:
-    """The key of the frames that go one way; `direction` has at most 16 ASCII letters."""
+    """The key of the frames that go one way of one stream, whose secret nothing else has;
+    `direction` has at most 16 ASCII letters.
+    """
     return blake2b(key=secret[:64], person=direction.encode(), digest_size=32).digest()
 
 
@@ -28,52 +35,68 @@ class FrameWriter:
     """Frames for one direction of one stream, in the order they are to be sent."""
 
     def __init__(self, key: bytes) -> None:
-        self._key = key
-        self._count = 0
+        self._tags = _Tags(key)
 
-    def frame(self, payload: bytes) -> bytes:
-        """TransferError where the payload is longer than a frame may be."""
+    def header(self, payload: bytes | memoryview) -> bytes:
+        """What goes before these bytes. TransferError where they are more than a frame may hold."""
         if len(payload) > MAX_FRAME_BYTES:
             raise TransferError(
                 f"a message of {len(payload)} bytes is longer than {size_text(MAX_FRAME_BYTES)}"
             )
-        tag = _tag(self._key, self._count, payload)
-        self._count += 1
-        return _HEADER.pack(len(payload), tag) + payload
+        return _HEADER.pack(len(payload), self._tags.next(payload))
+
+    def frame(self, payload: bytes) -> bytes:
+        return self.header(payload) + payload
 
 
 class FrameReader:
     """Takes bytes as they come, gives whole payloads in order. After an error it is of no use."""
 
     def __init__(self, key: bytes) -> None:
-        self._key = key
-        self._count = 0
+        self._tags = _Tags(key)
         self._bytes = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
         """The payloads that these bytes complete. TransferError for what is no frame of ours."""
         self._bytes += data
         payloads, start = [], 0
-        while len(self._bytes) - start >= _HEADER.size:
-            length, tag = _HEADER.unpack_from(self._bytes, start)
-            if length > MAX_FRAME_BYTES:
-                raise TransferError(
-                    f"a frame of {length} bytes is longer than {size_text(MAX_FRAME_BYTES)}"
-                )
-            end = start + _HEADER.size + length
+        while len(self._bytes) - start >= HEADER_BYTES:
+            begin = start + HEADER_BYTES
+            length, tag = self.open(bytes(self._bytes[start:begin]))
+            end = begin + length
             if len(self._bytes) < end:
                 break
-            payload = bytes(self._bytes[start + _HEADER.size : end])
-            if not hmac.compare_digest(tag, _tag(self._key, self._count, payload)):
-                raise TransferError(f"frame {self._count} is not authentic")
+            payload = bytes(self._bytes[begin:end])
+            self.check(tag, payload)
             payloads.append(payload)
-            self._count += 1
             start = end
         del self._bytes[:start]
         return payloads
 
+    def open(self, header: bytes) -> tuple[int, bytes]:
+        """How many bytes come behind this header, and the tag that they have to have."""
+        length, tag = _HEADER.unpack(header)
+        if length > MAX_FRAME_BYTES:
+            raise TransferError(
+                f"a frame of {length} bytes is longer than {size_text(MAX_FRAME_BYTES)}"
+            )
+        return length, tag
 
-def _tag(key: bytes, count: int, payload: bytes) -> bytes:
-    tag = blake2b(count.to_bytes(8, "little"), key=key, digest_size=_TAG_BYTES)
-    tag.update(payload)
-    return tag.digest()
+    def check(self, tag: bytes, payload: bytes | memoryview) -> None:
+        """TransferError unless the next frame's bytes are these."""
+        if not hmac.compare_digest(tag, self._tags.next(payload)):
+            raise TransferError(f"frame {self._tags.count - 1} is not authentic")
+
+
+class _Tags:
+    """The tags of one frame after another."""
+
+    def __init__(self, key: bytes) -> None:
+        self._cipher = AESGCM(key)
+        self.count = 0
+
+    def next(self, payload: bytes | memoryview) -> bytes:
+        nonce = self.count.to_bytes(_NONCE_BYTES, "little")
+        self.count += 1
+        # Nothing is encrypted: with an empty text, GCM is a code over the bytes beside it.
+        return self._cipher.encrypt(nonce, b"", payload)

@@ -14,7 +14,7 @@ from typing import Final
 from headrace.core.base.errors import ConfigError, TransferError
 from headrace.models.files import read_bounded
 
-MAGIC: Final = b"headrac1"
+MAGIC: Final = b"headrac2"
 NONCE_BYTES: Final = 32
 GREETING_BYTES: Final = len(MAGIC) + NONCE_BYTES
 MIN_SECRET_BYTES: Final = 16

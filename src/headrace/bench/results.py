@@ -26,7 +26,9 @@ from headrace.bench.tables import (
     precision_table,
     router_table,
     scheduler_table,
+    transfer_table,
 )
+from headrace.bench.transfer import TransferReport
 
 
 class Results(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -43,6 +45,7 @@ class Results(msgspec.Struct, omit_defaults=True, kw_only=True):
     router: RouterReport | None = None
     policies: list[PolicyReport] = msgspec.field(default_factory=list)
     gateway: GatewayReport | None = None
+    transfer: TransferReport | None = None
     precision: list[Precision] = msgspec.field(default_factory=list)
     install: Install | None = None
     kernels: KernelReport | None = None
@@ -76,6 +79,8 @@ def show(results: Results, console: Console) -> None:
         console.print(policy_table(results.policies))
     if results.gateway:
         console.print(gateway_table(results.gateway))
+    if results.transfer:
+        console.print(transfer_table(results.transfer))
     if results.precision:
         console.print(precision_table(results.precision))
     if results.install:

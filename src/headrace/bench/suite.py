@@ -25,6 +25,7 @@ from headrace.bench.routing import compare as compare_policies
 from headrace.bench.scheduler import measure_all
 from headrace.bench.server import served_model, serving
 from headrace.bench.sides import compare, run_sides
+from headrace.bench.transfer import measure_transfer
 from headrace.core.base.errors import ConfigError
 from headrace.models.gguf import GgufFile
 from headrace.models.hub import ensure_default_model, resolve_model
@@ -120,6 +121,10 @@ def run_router_part(num_workers: int, num_replicas: int, num_decisions: int) -> 
 
 def run_gateway_part(num_streams: int) -> Results:
     return Results(machine=machine(), gateway=measure_gateway(num_streams))
+
+
+def run_transfer_part() -> Results:
+    return Results(machine=machine(), transfer=measure_transfer())
 
 
 def run_precision_part(model: str, texts: Sequence[str]) -> Results:

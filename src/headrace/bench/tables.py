@@ -18,6 +18,7 @@ from headrace.bench.router import RouterReport
 from headrace.bench.routing import PolicyReport
 from headrace.bench.scheduler import StepOverhead
 from headrace.bench.sides import Comparison, Side
+from headrace.bench.transfer import TransferReport
 
 
 def right_aligned(title: str, first: str, *others: str) -> Table:
@@ -85,6 +86,15 @@ def gateway_table(report: GatewayReport) -> Table:
         for row, spread in rows.items():
             cells = (f"{value:.2f}" for value in (spread.p50, spread.mean, spread.p99))
             table.add_row(f"{name}, {row}", *cells)
+    return table
+
+
+def transfer_table(report: TransferReport) -> Table:
+    title = f"moving KV: {report.num_blocks} blocks of {report.block_bytes:,} bytes"
+    table = right_aligned(title, "way", "GB/s", "at most", "GB/s", "share")
+    for one in report.ways:
+        rates = f"{one.gb_per_s:.2f}", one.limit, f"{one.limit_gb_per_s:.2f}"
+        table.add_row(one.way, *rates, f"{one.share:.0%}")
     return table
 
 

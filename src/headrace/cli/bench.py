@@ -17,6 +17,7 @@ from headrace.bench.suite import (
     run_precision_part,
     run_router_part,
     run_scheduler_part,
+    run_transfer_part,
 )
 from headrace.cli.bench_flags import LoadFlags, OutputFlags
 from headrace.cli.output import console, print_json, report_note
@@ -47,6 +48,10 @@ def bench_gateway(streams: int, output: OutputFlags) -> int:
     if streams < 1:
         raise ConfigError("--streams must be positive")
     return _give(run_gateway_part(streams), output)
+
+
+def bench_transfer(output: OutputFlags) -> int:
+    return _give(run_transfer_part(), output)
 
 
 def bench_precision(model: str | None, texts: Sequence[str], output: OutputFlags) -> int:

@@ -104,6 +104,17 @@ def gateway(
 
 
 @bench.command
+def transfer(*, output: OutputFlags | None = None) -> int:
+    """Measure how fast KV moves between workers, beside what memory and a bare socket allow.
+
+    It takes 512 MiB of memory and a few seconds.
+    """
+    from headrace.cli.bench import bench_transfer
+
+    return bench_transfer(output or OutputFlags())
+
+
+@bench.command
 def precision(
     model: Model = None,
     *,

@@ -5,11 +5,14 @@ import queue
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import closing, suppress
 
 import pytest
 
+from headrace.adapters.frames import HEADER_BYTES
+from headrace.adapters.handshake import GREETING_BYTES
 from headrace.adapters.movers.mover import PoolMover
 from headrace.adapters.movers.pool import SharedPool, SharedSource
 from headrace.core.base.errors import TransferError
@@ -210,6 +213,50 @@ def test_a_lender_that_goes_is_found_again_when_it_comes_back() -> None:
         assert end.error
         end = copied(ours, address, 0)
         assert "cannot be reached" in end.error
+
+
+def through_a_liar(port: int, place: int) -> socket.socket:
+    """A listener that carries one stream to `port`, with one bit of the answer changed."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def carry(source: socket.socket, sink: socket.socket, place: int) -> None:
+        with suppress(OSError):
+            while data := bytearray(source.recv(1 << 16)):
+                if 0 <= place < len(data):
+                    data[place] ^= 1
+                place -= len(data)
+                sink.sendall(data)
+            sink.shutdown(socket.SHUT_WR)
+
+    def serve() -> None:
+        with listener.accept()[0] as near, socket.create_connection(("127.0.0.1", port)) as far:
+            asking = threading.Thread(target=carry, args=(near, far, -1))
+            asking.start()
+            carry(far, near, place)
+            asking.join()
+
+    threading.Thread(target=serve, daemon=True).start()
+    return listener
+
+
+@pytest.mark.parametrize(
+    ("place", "num_blocks"),
+    [(0, 0), (GREETING_BYTES, 0), (GREETING_BYTES + HEADER_BYTES, 0)]
+    + [(GREETING_BYTES + HEADER_BYTES + BYTES + at, 1) for at in (0, 4, HEADER_BYTES, 60)],
+)
+def test_a_block_with_a_wrong_bit_does_not_count(
+    far: PoolMover, place: int, num_blocks: int
+) -> None:
+    """Nor does what comes after it, be the bit in the greeting, a length, a tag or a block."""
+    where = far.address.split("|tcp:")[1].split(":")[1]
+    with closing(PoolMover(SharedPool(BLOCKS, BYTES), secret=SECRET)) as ours:
+        with through_a_liar(int(where), place) as liar:
+            address = from_afar(far.address).replace(where, str(liar.getsockname()[1]))
+            end = copied(ours, address, 0, 1, 2)
+        assert end.num_blocks == num_blocks
+        assert end.error
+        assert [block(ours, 20 + at) for at in range(num_blocks)] == [content(0)][:num_blocks]
+        assert copied(ours, from_afar(far.address), 0, 1, 2).num_blocks == 3
 
 
 @pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n\r\n" * 9, b"", b"\0" * 99])

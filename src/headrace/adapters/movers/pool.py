@@ -50,6 +50,11 @@ class SharedPool:
         start = self._offset + block_id * self.block_bytes
         self._memory[start : start + self.block_bytes] = data
 
+    def view(self, block_id: BlockId) -> memoryview:
+        """The block itself, to be written to; to be released before the pool can close."""
+        start = self._offset + block_id * self.block_bytes
+        return memoryview(self._memory)[start : start + self.block_bytes]
+
     def read(self, name: bytes) -> bytes | None:
         """A copy of the block that had this name all the time; None where there is none."""
         index = _find(self._memory, name, self.num_blocks)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
-from headrace.adapters.frames import FrameReader, FrameWriter, direction_key
+from headrace.adapters.frames import HEADER_BYTES, FrameReader, FrameWriter, direction_key
 from headrace.adapters.handshake import GREETING_BYTES, greeting, stream_secret
 from headrace.adapters.movers.pool import SharedPool
 from headrace.core.base.errors import TransferError
@@ -25,7 +25,6 @@ TO_LENDER, FROM_LENDER = "to lender", "from lender"  # directions of frames
 MAX_NAMES: Final = 1 << 16  # of one request
 PATIENCE_S: Final = 5.0  # for the next bytes
 MAX_STREAMS: Final = 64
-_CHUNK_BYTES: Final = 1 << 18
 
 
 class _Stream:
@@ -37,30 +36,57 @@ class _Stream:
         self.socket = stream
         ours = greeting()
         stream.sendall(ours)
-        theirs = b""
-        while len(theirs) < GREETING_BYTES:
-            theirs += self._receive(GREETING_BYTES - len(theirs))
+        theirs = self._take(GREETING_BYTES)
         # Whoever lends greets first in the secret, so that both ends agree on it.
-        first, second = (ours, theirs) if sends == FROM_LENDER else (theirs, ours)
-        key = stream_secret(secret, first, second)
+        pair = (ours, theirs)
+        key = stream_secret(secret, *(pair if sends == FROM_LENDER else reversed(pair)))
         self._writer = FrameWriter(direction_key(key, sends))
         self._reader = FrameReader(direction_key(key, hears))
-        self._waiting: list[bytes] = []
 
-    def send(self, payload: bytes | memoryview) -> None:
-        self.socket.sendall(self._writer.frame(bytes(payload)))
+    def send(self, payload: bytes) -> None:
+        self.socket.sendall(self._writer.header(payload))
+        self.socket.sendall(payload)
 
-    def receive(self) -> bytes:
-        """The next message. EOFError where there will be none, TransferError for what is none."""
-        while not self._waiting:
-            self._waiting = self._reader.feed(self._receive(_CHUNK_BYTES))
-        return self._waiting.pop(0)
+    def receive(self, most: int) -> bytes:
+        """The next message. EOFError where there will be none, TransferError for what is none, or
+        has more than `most` bytes.
+        """
+        length, tag = self._open()
+        if length > most:
+            raise TransferError(f"a message of {length} bytes has come where {most} may")
+        payload = self._take(length)
+        self._reader.check(tag, payload)
+        return payload
 
-    def _receive(self, num_bytes: int) -> bytes:
-        data = self.socket.recv(num_bytes)
-        if not data:
-            raise EOFError
-        return data
+    def receive_into(self, view: memoryview) -> bool:
+        """The next message, of just as many bytes as the view has; False where it is empty. What
+        was written counts for nothing if this raises; EOFError and TransferError as above.
+        """
+        length, tag = self._open()
+        if length and length != len(view):
+            raise TransferError(f"a block of {length} bytes has come")
+        with view[:length] as message:
+            self._fill(message)
+            self._reader.check(tag, message)
+        return length > 0
+
+    def _open(self) -> tuple[int, bytes]:
+        return self._reader.open(self._take(HEADER_BYTES))
+
+    def _take(self, num_bytes: int) -> bytes:
+        data = bytearray(num_bytes)
+        self._fill(memoryview(data))
+        return bytes(data)
+
+    def _fill(self, view: memoryview) -> None:
+        """Views are released at once: an error that somebody keeps must not keep a pool open."""
+        start = 0
+        while start < len(view):
+            with view[start:] as rest:
+                num_bytes = self.socket.recv_into(rest)
+            if not num_bytes:
+                raise EOFError
+            start += num_bytes
 
 
 class BlockServer:
@@ -109,9 +135,9 @@ class BlockServer:
                 line = _Stream(stream, self._secret, FROM_LENDER, TO_LENDER)
                 while True:
                     stream.settimeout(None)  # between two requests there may be hours
-                    names = line.receive()
+                    names = line.receive(MAX_NAMES * NAME_BYTES)
                     stream.settimeout(PATIENCE_S)
-                    if len(names) % NAME_BYTES or len(names) > MAX_NAMES * NAME_BYTES:
+                    if len(names) % NAME_BYTES:
                         raise TransferError(f"a request of {len(names)} bytes is none for blocks")
                     self._lend(line, names)
             except TransferError as error:
@@ -146,7 +172,9 @@ class TcpSource:
         except (EOFError, OSError) as error:
             stream.close()
             raise TransferError(f"{address!r} does not answer") from error
-        self._block_bytes = block_bytes
+        except TransferError:
+            stream.close()
+            raise
 
     def copy(self, names: Sequence[bytes], pool: SharedPool, block_ids: Sequence[BlockId]) -> int:
         """How many blocks have come, from the first one on. TransferError where the stream broke:
@@ -156,12 +184,9 @@ class TcpSource:
         try:
             self._line.send(b"".join(names))
             while count < len(names):
-                block = self._line.receive()
-                if not block:
-                    break
-                if len(block) != self._block_bytes:
-                    raise TransferError(f"a block of {len(block)} bytes has come")
-                pool.write(block_ids[count], memoryview(block))
+                with pool.view(block_ids[count]) as block:
+                    if not self._line.receive_into(block):
+                        break
                 count += 1
         except (EOFError, OSError, TransferError) as error:
             raise BrokenCopy(count, str(error) or "the lender is gone") from error

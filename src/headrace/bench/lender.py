@@ -1,0 +1,49 @@
+"""A worker's KV pool without the worker, and beside it the same bytes over a bare socket.
+
+    python -m headrace.bench.lender NUM_BLOCKS BLOCK_BYTES
+
+Prints the pool's address and the port of the bare socket, and ends with its standard input. Whoever
+connects to that port gets all blocks, one after another, without names, tags or questions.
+"""
+
+import socket
+import sys
+import threading
+from contextlib import suppress
+
+from headrace.adapters.movers.mover import PoolMover
+from headrace.adapters.movers.pool import SharedPool
+from headrace.core.base.events import BlockStored
+from headrace.core.base.types import BlockId
+from headrace.core.kv.names import NAME_BYTES
+
+SECRET = b"of a benchmark that nobody joins"
+HOST = "127.0.0.1"
+
+
+def name(index: int) -> bytes:
+    return (index + 1).to_bytes(NAME_BYTES, "little")
+
+
+def send_bare(listener: socket.socket, block: bytes, num_blocks: int) -> None:
+    while True:
+        stream, _ = listener.accept()
+        with stream, suppress(OSError):
+            for _ in range(num_blocks):
+                stream.sendall(block)
+
+
+def main(num_blocks: int, block_bytes: int) -> None:
+    mover = PoolMover(SharedPool(num_blocks, block_bytes), host=HOST, secret=SECRET)
+    block = bytes(range(256)) * (block_bytes // 256)
+    for index in range(num_blocks):
+        mover.pool.write(BlockId(index), memoryview(block))
+        mover.publish([BlockStored(name(index), bytes(NAME_BYTES), BlockId(index))])
+    listener = socket.create_server((HOST, 0))
+    threading.Thread(target=send_bare, args=(listener, block, num_blocks), daemon=True).start()
+    print(mover.address, listener.getsockname()[1], flush=True)
+    sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

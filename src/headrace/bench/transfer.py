@@ -1,0 +1,122 @@
+"""What moving KV between workers reaches of what the machine could do.
+
+Another process lends its blocks; they are copied here by each way in turn: out of its memory, and
+over TCP as from another machine. Beside each stands what it cannot be faster than: a copy within
+memory, and the same bytes read from a bare socket.
+"""
+
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from statistics import median
+
+import msgspec
+
+from headrace.adapters.movers.mover import BETWEEN
+from headrace.adapters.movers.pool import SharedPool, SharedSource
+from headrace.adapters.movers.tcp import TcpSource
+from headrace.bench.lender import HOST, SECRET, name
+from headrace.core.base.errors import HeadraceError
+from headrace.core.base.types import BlockId
+
+BLOCK_BYTES = 1 << 20
+NUM_BLOCKS = 256
+NUM_ROUNDS = 9
+
+
+class Way(msgspec.Struct, frozen=True, kw_only=True):
+    """One way that KV goes. Rates are medians, and so is the share, of rounds in turns."""
+
+    way: str
+    gb_per_s: float
+    limit: str
+    limit_gb_per_s: float
+    share: float
+
+
+class TransferReport(msgspec.Struct, frozen=True, kw_only=True):
+    block_bytes: int
+    num_blocks: int
+    ways: list[Way]
+
+
+def measure_transfer() -> TransferReport:
+    names = [name(index) for index in range(NUM_BLOCKS)]
+    block_ids = [BlockId(index) for index in range(NUM_BLOCKS)]
+    with (
+        _lender() as (address, port),
+        closing(SharedPool(NUM_BLOCKS, BLOCK_BYTES)) as pool,
+        closing(SharedSource(address.split(BETWEEN)[0], BLOCK_BYTES)) as memory,
+        closing(TcpSource(address.split(BETWEEN)[1], BLOCK_BYTES, SECRET)) as tcp,
+    ):
+
+        def take(source: SharedSource | TcpSource) -> None:
+            if source.copy(names, pool, block_ids) != NUM_BLOCKS:
+                raise HeadraceError("blocks did not come")
+
+        block = bytes(BLOCK_BYTES)
+        ways = [
+            _compared("shared memory", lambda: take(memory), "memcpy", lambda: _fill(pool, block)),
+            _compared("TCP", lambda: take(tcp), "bare socket", lambda: _read_bare(port, pool)),
+        ]
+    return TransferReport(block_bytes=BLOCK_BYTES, num_blocks=NUM_BLOCKS, ways=ways)
+
+
+def _compared(way: str, work: Callable[[], None], limit: str, bare: Callable[[], None]) -> Way:
+    rates, limits = [], []
+    for turn in range(NUM_ROUNDS + 1):
+        pair = _rate(work), _rate(bare)
+        if turn:  # the first one touches memory for the first time
+            rates.append(pair[0])
+            limits.append(pair[1])
+    return Way(
+        way=way,
+        gb_per_s=median(rates),
+        limit=limit,
+        limit_gb_per_s=median(limits),
+        share=median(rate / most for rate, most in zip(rates, limits, strict=True)),
+    )
+
+
+def _rate(work: Callable[[], None]) -> float:
+    start_s = time.perf_counter()
+    work()
+    return NUM_BLOCKS * BLOCK_BYTES / (time.perf_counter() - start_s) / 1e9
+
+
+def _fill(pool: SharedPool, block: bytes) -> None:
+    """From one block that stays in a cache: only writing costs, so it is a limit of any copy."""
+    view = memoryview(block)
+    for index in range(NUM_BLOCKS):
+        pool.write(BlockId(index), view)
+
+
+def _read_bare(port: int, pool: SharedPool) -> None:
+    with socket.create_connection((HOST, port), timeout=10) as stream:
+        for index in range(NUM_BLOCKS):
+            start = 0
+            with pool.view(BlockId(index)) as block:
+                while start < BLOCK_BYTES:
+                    with block[start:] as rest:
+                        num_bytes = stream.recv_into(rest)
+                    if not num_bytes:
+                        raise HeadraceError("the bare socket broke off")
+                    start += num_bytes
+
+
+@contextmanager
+def _lender() -> Iterator[tuple[str, int]]:
+    command = [sys.executable, "-m", "headrace.bench.lender", str(NUM_BLOCKS), str(BLOCK_BYTES)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
+        try:
+            assert process.stdout is not None
+            address, _, port = process.stdout.readline().rpartition(" ")
+            if not address:
+                raise HeadraceError("the process that lends blocks did not start")
+            yield address, int(port)
+        finally:
+            process.kill()
