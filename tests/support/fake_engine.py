@@ -28,9 +28,13 @@ from headrace.core.base.plan import (
     settled,
 )
 from headrace.core.base.types import Ns, SeqId
+from headrace.core.base.worker import Role
 from headrace.core.config.schema import KvConfig, SchedulerConfig, WorkerConfig
+from headrace.core.workload.recording import Begin, PoolFacts
 from headrace.live.engine import LiveEngine
 from headrace.live.generate import TextEngine
+from headrace.live.step_fit import StepFit
+from headrace.live.traffic import Facts
 from headrace.models.text.template import ChatTemplate
 from headrace.models.text.template_wire import Limits
 from headrace.models.text.tokenizer import Tokenizer
@@ -175,11 +179,29 @@ class FakeBooted:
     text_engine: TextEngine
     chat_template: ChatTemplate | None
     executor: FormulaExecutor
+    config: WorkerConfig
+    step_fit: StepFit
     identity: str = "formula"
 
     @property
     def tokenizer(self) -> Tokenizer:
         return self.text_engine.tokenizer
+
+    def facts(self) -> Facts:
+        begin = Begin(block_tokens=self.executor.spec.block_size, is_alone=True)
+        return Facts(begin=begin, look=self._pool_facts)
+
+    def _pool_facts(self) -> tuple[PoolFacts, ...]:
+        return (
+            PoolFacts(
+                role=Role.MIXED,
+                num_workers=1,
+                spec=self.executor.spec,
+                config=self.config,
+                cost=self.step_fit.cost(),
+                kv_block_bytes=1024,
+            ),
+        )
 
 
 @contextmanager
@@ -196,6 +218,8 @@ def formula_model(
     executor = FormulaExecutor(formula, num_blocks=num_blocks, max_model_len=max_model_len)
     config = WorkerConfig(scheduler=scheduler or SchedulerConfig(), kv=KvConfig())
     engine = LiveEngine(config, executor)
+    step_fit = StepFit(engine.cost)
+    engine.observe(step_fit.observe)
     template = ChatTemplate(template_source, bos_token="", eos_token="<|im_end|>", limits=limits)
     try:
         tokenizer = byte_tokenizer()
@@ -203,7 +227,7 @@ def formula_model(
             engine, tokenizer, max_model_len=max_model_len, vocab_size=VOCAB_SIZE
         )
         shown = template if has_template else None
-        yield FakeBooted(MODEL_NAME, engine, text_engine, shown, executor)
+        yield FakeBooted(MODEL_NAME, engine, text_engine, shown, executor, config, step_fit)
     finally:
         executor.gate.set()
         engine.close()

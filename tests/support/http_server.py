@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
-from headrace.core.config.schema import ServerConfig, TelemetryConfig
+from headrace.core.config.schema import ServerConfig
+from headrace.core.config.telemetry import TelemetryConfig
+from headrace.live.traffic import TrafficRecorder
 from headrace.server.app import create_app
 from headrace.server.run import HttpServer
 from headrace.server.service import Service
@@ -25,12 +27,16 @@ class RunningServer:
         *,
         is_attached: bool = True,
         listener: socket.socket | None = None,
+        recorder: TrafficRecorder | None = None,
         **settings: Any,
     ) -> None:
         self.booted = booted
         self.config = ServerConfig(port=0, **settings)
         self.app: Starlette = create_app(
-            booted if is_attached else None, self.config, telemetry=TelemetryConfig()
+            booted if is_attached else None,
+            self.config,
+            telemetry=TelemetryConfig(),
+            recorder=recorder,
         )
         self.server = HttpServer(self.app, self.config, listener=listener)
         self.error: BaseException | None = None

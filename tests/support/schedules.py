@@ -6,14 +6,8 @@ from random import Random
 
 from headrace.core.base.plan import TokenLogprob
 from headrace.core.base.sampling import SamplingParams
-from headrace.core.config.schema import (
-    Config,
-    DeviceConfig,
-    KvConfig,
-    ModelConfig,
-    SchedulerConfig,
-    TelemetryConfig,
-)
+from headrace.core.config.schema import Config, DeviceConfig, KvConfig, ModelConfig, SchedulerConfig
+from headrace.core.config.telemetry import TelemetryConfig
 from headrace.live.boot import Booted, boot
 from headrace.live.generate import GenerateRequest
 from headrace.ops.interface import KvLayout, KvType

@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from headrace.cli.logs import start_logging
@@ -18,6 +19,7 @@ from headrace.cli.report import curl_line, drain_line, serve_facts, serve_figure
 from headrace.cli.settings import load_settings
 from headrace.cluster.boot import BootedCluster, boot_cluster
 from headrace.live.boot import Booted, boot
+from headrace.live.traffic import TrafficRecorder
 from headrace.server.app import create_app
 from headrace.server.run import bind, run_server
 from headrace.server.service import Door, Service
@@ -36,7 +38,8 @@ def serve(model: str | None, flags: Any, *, as_json: bool) -> int:
         return serve_engines(config, as_json=as_json)
     is_alone = config.cluster.is_alone and not config.autoscaler.enabled
     listener = bind(config.server.host, config.server.port)
-    app = create_app(None, config.server, telemetry=config.telemetry)
+    recorder = TrafficRecorder.of(config.telemetry)
+    app = create_app(None, config.server, telemetry=config.telemetry, recorder=recorder)
     booted: list[Booted | BootedCluster] = []
 
     def load() -> Booted | BootedCluster:
@@ -61,20 +64,13 @@ def serve(model: str | None, flags: Any, *, as_json: bool) -> int:
         _restart_on_hang_up(booted)
     if config.cluster.listen and not config.cluster.num_workers:
         report_note(f"waiting for workers: headrace worker --connect {config.cluster.listen} ...")
-    try:
+    with ExitStack() as ends, suppress(_Stopped):
+        ends.callback(lambda: [one.close() for one in booted])
+        if recorder is not None:
+            ends.callback(recorder.close)  # first of all, while workers still say what they know
         run_server(
-            app,
-            config.server,
-            listener=listener,
-            on_ready=tell,
-            on_drain=note_drain,
-            boot=load,
+            app, config.server, listener=listener, on_ready=tell, on_drain=note_drain, boot=load
         )
-    except _Stopped:
-        pass
-    finally:
-        for one in booted:
-            one.close()
     return 0
 
 

@@ -16,12 +16,13 @@ from headrace.cluster.process import LocalProcess, WorkerProcess
 from headrace.cluster.remote import address_of
 from headrace.cluster.wire import Configure, Ready
 from headrace.core.base.errors import ConfigError
-from headrace.core.base.request import Slo
 from headrace.core.config.ledger import ByteLedger, KvPlan
-from headrace.core.config.schema import ClusterConfig, Config, TelemetryConfig
+from headrace.core.config.schema import ClusterConfig, Config, RouterConfig
 from headrace.core.router.core import RouterCore
-from headrace.live.boot import Progress, identity_of, template_path
+from headrace.core.workload.recording import Begin
+from headrace.live.boot import Progress, identity_of, model_facts, template_path
 from headrace.live.generate import TextEngine
+from headrace.live.traffic import Facts
 from headrace.models.hub import resolve_model
 from headrace.models.load import LoadedText, ModelDescription, load_text
 from headrace.models.text.template import ChatTemplate
@@ -72,6 +73,22 @@ class BootedCluster:
         """Changes with everything that may change an answer's bytes, the program apart."""
         return identity_of(self.ready[0].spec)
 
+    def facts(self) -> Facts:
+        """For a recording of its traffic."""
+        config = self.config
+        return Facts(
+            begin=Begin(
+                block_tokens=self.ready[0].spec.block_size,
+                model=model_facts(self.description),
+                router=_router(config),
+                handoff=config.cluster.handoff,
+                handoff_ms=config.cluster.handoff_ms,
+                max_migrations=config.cluster.max_migrations,
+                slo=config.telemetry.slo,
+            ),
+            look=self.engine.pool_facts,
+        )
+
     def close(self) -> None:
         """End what runs and all processes. Idempotent."""
         self.engine.close()
@@ -91,7 +108,7 @@ def boot_cluster(
         config = replace(config, cluster=replace(config.cluster, workers=1))
     cluster = config.cluster
     _check(cluster, is_scaled=config.autoscaler.enabled)
-    slo = _limits(config.telemetry)
+    slo = config.telemetry.slo
     report = on_progress or (lambda stage, done, total: None)
     door = _open_door(cluster)
     path = resolve_model(config.model.path, partial(report, "fetch"))
@@ -105,7 +122,7 @@ def boot_cluster(
             lambda slot: _configure(remote if slot.is_remote else config, slot),
             launch,
         ),
-        RouterCore(replace(config.router, kv_link=config.router.kv_link or KV_LINK)),
+        RouterCore(_router(config)),
         door=door,
         on_progress=lambda *news: progress.__setitem__(0, news),
         drain_timeout_s=config.server.drain_timeout_s,
@@ -132,9 +149,8 @@ def boot_cluster(
     return BootedCluster(ready=ready, text=text, engine=engine, text_engine=text_engine)
 
 
-def _limits(config: TelemetryConfig) -> Slo:
-    """A limit of 0 is no limit."""
-    return Slo(ttft_ms=config.slo_ttft_ms or None, itl_ms=config.slo_itl_ms or None)
+def _router(config: Config) -> RouterConfig:
+    return replace(config.router, kv_link=config.router.kv_link or KV_LINK)
 
 
 def _check(cluster: ClusterConfig, *, is_scaled: bool) -> None:

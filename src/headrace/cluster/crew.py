@@ -195,8 +195,10 @@ class Crew:
     # ---- words
 
     def _hear(self, slot: Slot, message: wire.FromWorker) -> None:
-        stats = message.stats if isinstance(message, wire.Beat) else None
-        self.fleet.heard(slot, self._now, stats)
+        if isinstance(message, wire.Beat):
+            self.fleet.heard(slot, self._now, message.stats, message.cost)
+        else:
+            self.fleet.heard(slot, self._now, None)
         match message:
             case wire.Loading(stage, done, total):
                 if self._on_progress is not None and slot.num_starts == 1:

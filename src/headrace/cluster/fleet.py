@@ -16,7 +16,9 @@ from headrace.cluster.wire import Configure, Hello, Ready
 from headrace.core.base.types import NS_PER_S, Ns, WorkerId
 from headrace.core.base.worker import Role
 from headrace.core.config.schema import ClusterConfig
+from headrace.core.cost.fitted import FittedCostModel
 from headrace.core.engine.stats import EngineStats
+from headrace.core.workload.recording import PoolFacts
 
 BEGINNING: Final = Ns(0)
 GOOD_LIFE_NS: Final = Ns(10 * NS_PER_S)  # ready for so long, its end is no sign of a fault
@@ -56,6 +58,7 @@ class Slot:
     worker_id: WorkerId | None = None  # of this life, once it is ready
     ready: Ready | None = None  # of its last life
     stats: EngineStats | None = None  # as last heard
+    cost: FittedCostModel | None = None  # likewise: what its steps take
     ready_ns: Ns = BEGINNING
     heard_ns: Ns = BEGINNING
     has_spoken: bool = False  # in this life
@@ -151,10 +154,17 @@ class Fleet:
             self._begin(slot, now, self._launch())
         return due
 
-    def heard(self, slot: Slot, now: Ns, stats: EngineStats | None) -> None:
-        """It lives, and this is its state, if it is known."""
+    def heard(
+        self,
+        slot: Slot,
+        now: Ns,
+        stats: EngineStats | None,
+        cost: FittedCostModel | None = None,
+    ) -> None:
+        """It lives, and this is its state, and what its steps take, if they are known."""
         slot.heard_ns, slot.has_spoken = now, True
         slot.stats = stats or slot.stats
+        slot.cost = cost or slot.cost
 
     def is_up(self, slot: Slot, now: Ns, ready: Ready) -> WorkerId:
         """It is ready: the id of this life, which no other one has."""
@@ -228,6 +238,33 @@ class Fleet:
     def _silent_from(self, slot: Slot) -> Ns:
         limit_s = self._config.silence_timeout_s if slot.has_spoken else START_TIMEOUT_S
         return Ns(slot.heard_ns + round(limit_s * NS_PER_S))
+
+    def pool_facts(self) -> tuple[PoolFacts, ...]:
+        """The workers that are ready, by role; of each role the one with most steps stands for the
+        others.
+        """
+        pools = []
+        for role in Role:
+            slots = [slot for slot in self._slots if slot.role is role and slot.is_ready]
+            known = [
+                (slot.cost or slot.ready.cost, slot.ready)
+                for slot in slots
+                if slot.ready is not None
+            ]
+            if not known:
+                continue
+            cost, ready = max(known, key=lambda one: one[0].num_samples)
+            pools.append(
+                PoolFacts(
+                    role=role,
+                    num_workers=len(known),
+                    spec=ready.spec,
+                    config=ready.config.worker,
+                    cost=cost,
+                    kv_block_bytes=ready.kv.block_bytes,
+                )
+            )
+        return tuple(pools)
 
     def stats(self) -> EngineStats:
         """Of all workers together, as last heard; counts go on through all their lives."""

@@ -33,6 +33,7 @@ from headrace.core.router.decision import Decision
 from headrace.core.router.events import Resync
 from headrace.core.router.front import EndAll, Forward, FrontCore, FrontEvent
 from headrace.core.telemetry import ClusterTelemetry
+from headrace.core.workload.recording import PoolFacts
 from headrace.live.intake import Intake
 from headrace.live.listeners import Sink
 from headrace.live.messages import Asked, Call, Check, Close, Drain, Submit
@@ -127,6 +128,11 @@ class ClusterEngine(Intake[Restart]):
     def pools(self) -> list[PoolStatus]:
         with self._turn:
             return self._autoscaling.pools() if self._autoscaling else []
+
+    def pool_facts(self) -> tuple[PoolFacts, ...]:
+        """Its workers, for a recording of its traffic."""
+        with self._turn:
+            return self._crew.fleet.pool_facts()
 
     def decision(self, request_id: str) -> Decision | None:
         with self._turn:

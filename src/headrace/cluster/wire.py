@@ -140,6 +140,7 @@ class Beat(msgspec.Struct, frozen=True, tag=True):
 
     stats: EngineStats | None = None  # None while it loads
     num_received: int = 0
+    cost: FittedCostModel | None = None  # what its steps take, now and then where that is recorded
 
 
 class Snapshot(msgspec.Struct, frozen=True, tag=True):

@@ -70,6 +70,7 @@ from headrace.live.machine import machine_facts
 _log = logging.getLogger(__name__)
 
 BEAT_S = 0.25
+COST_EVERY_BEATS = 20  # a worker whose steps are recorded says what they take
 PR_SET_PDEATHSIG = 1  # of prctl(2)
 LOAD_EVERY_NS = Ns(10_000_000)  # how often a turn tells the load, at most
 _CHUNK_BYTES = 1 << 18
@@ -111,6 +112,8 @@ class Worker:
         self._cached: dict[bytes, None] = {}  # names of cached blocks, oldest first
         self._load_told_ns = Ns(0)
         self._num_received = 0  # requests that the engine knows of
+        self._step_fit = booted.step_fit
+        self._num_beats = 0
         self._engine.observe(self._observe)
 
     # ---- the front end's words, on the receiving thread
@@ -134,7 +137,11 @@ class Worker:
                 raise TransferError("a worker is configured once")
 
     def beat(self) -> None:
-        self._line.send(Beat(self._engine.stats(), self._num_received))
+        cost = None
+        if self._step_fit is not None and self._num_beats % COST_EVERY_BEATS == 0:
+            cost = self._step_fit.cost()
+        self._num_beats += 1
+        self._line.send(Beat(self._engine.stats(), self._num_received, cost))
 
     def _audit(self, audit_id: int) -> None:
         try:

@@ -17,15 +17,20 @@ from headrace.adapters.movers.pool import SharedPool
 from headrace.adapters.movers.port import Mover
 from headrace.core.base.errors import ConfigError, DeviceError, InvariantError
 from headrace.core.base.plan import WorkerSpec
+from headrace.core.base.worker import Role
 from headrace.core.config.ledger import ByteLedger, KvPlan
-from headrace.core.config.resolve import MachineFacts, ModelFacts, Resolution, resolve
+from headrace.core.config.resolve import MachineFacts, Resolution, resolve
+from headrace.core.config.resolve import ModelFacts as ModelSizes
 from headrace.core.config.schema import Config, DeviceConfig, ModelConfig, SchedulerConfig
 from headrace.core.config.units import format_bytes
 from headrace.core.cost.fitted import FittedCostModel
+from headrace.core.workload.recording import Begin, ModelFacts, PoolFacts
 from headrace.live.calibrate import calibrate
 from headrace.live.engine import LiveEngine
 from headrace.live.generate import TextEngine
 from headrace.live.machine import machine_facts
+from headrace.live.step_fit import StepFit
+from headrace.live.traffic import Facts
 from headrace.models.hub import resolve_model
 from headrace.models.load import LoadedModel, ModelDescription, load_model
 from headrace.models.text.template import ChatTemplate
@@ -54,6 +59,7 @@ class Booted:
     kv_address: str  # where other workers copy KV from; empty = nowhere
     engine: LiveEngine
     text_engine: TextEngine
+    step_fit: StepFit | None = None  # where traffic is recorded
 
     @property
     def chat_template(self) -> ChatTemplate | None:
@@ -68,10 +74,45 @@ class Booted:
         """Changes with everything that may change the tokens of an answer, the program apart."""
         return identity_of(self.spec)
 
+    @property
+    def cost(self) -> FittedCostModel:
+        """How long steps take, as far as that is known."""
+        return self.engine.cost if self.step_fit is None else self.step_fit.cost()
+
+    def facts(self) -> Facts:
+        """For a recording of its traffic."""
+        begin = Begin(
+            block_tokens=self.spec.block_size,
+            model=model_facts(self.description),
+            is_alone=True,
+            slo=self.config.telemetry.slo,
+        )
+        return Facts(begin=begin, look=self._pool_facts)
+
+    def _pool_facts(self) -> tuple[PoolFacts, ...]:
+        alone = PoolFacts(
+            role=Role.MIXED,
+            num_workers=1,
+            spec=self.spec,
+            config=self.config.worker,
+            cost=self.cost,
+            kv_block_bytes=self.kv.block_bytes,
+        )
+        return (alone,)
+
     def close(self) -> None:
         """Cancel what runs and free everything. Idempotent."""
         self.engine.close()
         self.loaded.close()
+
+
+def model_facts(description: ModelDescription) -> ModelFacts:
+    return ModelFacts(
+        name=description.name,
+        architecture=description.architecture,
+        num_parameters=description.num_parameters,
+        weight_types=description.weight_types,
+    )
 
 
 def identity_of(spec: WorkerSpec) -> str:
@@ -141,6 +182,10 @@ def _booted(
     # them from the steps that run anyway.
     calibrates = worker is not None or config.scheduler.early_reject
     engine = _start_engine(config, executor, mover, calibrates)
+    step_fit = None
+    if config.telemetry.record:
+        step_fit = StepFit(engine.cost)
+        engine.observe(step_fit.observe)
     text_engine = TextEngine(
         engine,
         loaded.tokenizer,
@@ -158,6 +203,7 @@ def _booted(
         kv_address="" if mover is None else mover.address,
         engine=engine,
         text_engine=text_engine,
+        step_fit=step_fit,
     )
 
 
@@ -196,7 +242,7 @@ def plan_memory(
 ) -> tuple[Resolution, KvPlan]:
     """The configuration with nothing left open, and the KV pool that fits beside the model."""
     model = loaded.model
-    facts = ModelFacts(
+    facts = ModelSizes(
         name=loaded.description.name,
         max_model_len=model.max_model_len,
         weight_bytes=backend.weight_bytes(),

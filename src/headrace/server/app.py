@@ -16,7 +16,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 import headrace
 from headrace.core.base.errors import HeadraceError
-from headrace.core.config.schema import ServerConfig, TelemetryConfig
+from headrace.core.config.schema import ServerConfig
+from headrace.core.config.telemetry import TelemetryConfig
+from headrace.live.traffic import TrafficRecorder
 from headrace.server.admin import check_is_local, decision_response
 from headrace.server.endpoints import ChatEndpoint, CompletionEndpoint
 from headrace.server.errors import JSON, ClientGone, failure_of
@@ -33,12 +35,13 @@ def create_app(
     config: ServerConfig,
     *,
     telemetry: TelemetryConfig | None = None,
+    recorder: TrafficRecorder | None = None,
 ) -> Starlette:
-    """The application over a running engine, which stays the caller's to close.
+    """The application over a running engine, which stays the caller's to close, as `recorder` does.
 
     With None the door stays shut (`/ready` says loading) until `app.state.service.attach(model)`.
     """
-    service = Service(config, telemetry or TelemetryConfig())
+    service = Service(config, telemetry or TelemetryConfig(), recorder)
     if model is not None:
         service.attach(model)
     app = Starlette(

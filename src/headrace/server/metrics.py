@@ -23,9 +23,9 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from headrace.core.base.events import EngineEffect, EngineEvent
-from headrace.core.base.request import FinishReason, Slo
+from headrace.core.base.request import FinishReason
 from headrace.core.base.types import NS_PER_S, Ns
-from headrace.core.config.schema import TelemetryConfig
+from headrace.core.config.telemetry import TelemetryConfig
 from headrace.core.telemetry import (
     Answers,
     Cause,
@@ -37,6 +37,7 @@ from headrace.core.telemetry import (
 from headrace.core.telemetry.record import ITL_BOUNDS_NS
 from headrace.core.telemetry.windows import WINDOWS_S
 from headrace.live.port import Engine, PoolStatus, Records, WorkerState
+from headrace.live.traffic import EngineTraffic
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 
@@ -102,12 +103,11 @@ class Metrics:
         self._own = CollectorRegistry()
         self._engine: Engine | None = None
         self._vllm_labels: dict[str, str] = {}
-        # A limit of 0 is no limit.
-        slo = Slo(ttft_ms=config.slo_ttft_ms or None, itl_ms=config.slo_itl_ms or None)
-        self._slo = slo
+        self._slo = config.slo
         self._telemetry: Records | None = None
         self._counters = Counters()
         self._answers = Answers()
+        self._traffic: EngineTraffic | None = None
         self._window = GoodputWindow()
         self.http_in_flight = Gauge(
             "headrace_http_requests_in_flight", "HTTP requests under way", registry=self._own
@@ -129,9 +129,10 @@ class Metrics:
         self._itl_sum_ns = 0
         self._spent_ns = dict.fromkeys(Cause, 0)
 
-    def attach(self, engine: Engine, model_name: str) -> None:
-        """Before the engine's first sequence."""
+    def attach(self, engine: Engine, model_name: str, traffic: EngineTraffic | None = None) -> None:
+        """Before the engine's first sequence. `traffic` hears what is measured here, too."""
         self._engine = engine
+        self._traffic = traffic
         self._telemetry = engine.telemetry(self._slo)
         self._vllm_labels = {"model_name": model_name, "engine": "0"}
         engine.observe(self._observe)
@@ -162,6 +163,8 @@ class Metrics:
     def _observe(self, now: Ns, event: EngineEvent, effects: Sequence[EngineEffect]) -> None:
         self._counters.observe(event, effects)
         self._window.observe(now, event, effects)
+        if self._traffic is not None:
+            self._traffic.observe(event, effects)
         assert self._telemetry is not None
         records = self._telemetry.observe(now, event, effects)
         for record in self._answers.observe(event, effects, records):
@@ -174,6 +177,8 @@ class Metrics:
 
     def _record(self, now: Ns, record: RequestRecord) -> None:
         self._window.count(now, record)
+        if self._traffic is not None:
+            self._traffic.ended(record)
         for cause, spent_ns in record.time.by_cause().items():
             self._spent_ns[cause] += spent_ns
         self._e2e.observe(record.e2e_ns / NS_PER_S)

@@ -15,8 +15,10 @@ from typing import Protocol
 
 import headrace
 from headrace.core.base.errors import OverloadError, RequestError
-from headrace.core.config.schema import ServerConfig, TelemetryConfig
+from headrace.core.config.schema import ServerConfig
+from headrace.core.config.telemetry import TelemetryConfig
 from headrace.live.generate import TextEngine
+from headrace.live.traffic import EngineTraffic, Facts, TrafficRecorder
 from headrace.models.text.template import ChatTemplate
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.server.delivery import Delivery
@@ -53,6 +55,10 @@ class Answerer(Protocol):
         """Changes with everything that may change the tokens of an answer, the program apart."""
         ...
 
+    def facts(self) -> Facts:
+        """For a recording of its traffic."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Served:
@@ -77,8 +83,10 @@ class Service:
         self,
         config: ServerConfig,
         telemetry: TelemetryConfig,
+        recorder: TrafficRecorder | None = None,
     ) -> None:
         self.config = config
+        self._recorder = recorder
         self.metrics = Metrics(telemetry)
         self._served: Served | None = None
         self._is_draining = False
@@ -89,7 +97,11 @@ class Service:
     def attach(self, answerer: Answerer) -> None:
         """Open the door: the model is there. Once."""
         text_engine = answerer.text_engine
-        self.metrics.attach(text_engine.engine, answerer.name)
+        traffic = None
+        if self._recorder is not None:
+            self._recorder.begin(answerer.facts())
+            traffic = EngineTraffic(self._recorder)
+        self.metrics.attach(text_engine.engine, answerer.name, traffic)
         self._served = Served(
             name=answerer.name,
             text_engine=text_engine,

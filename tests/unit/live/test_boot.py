@@ -11,14 +11,8 @@ import pytest
 
 from headrace.core.base.errors import ConfigError, DeviceError
 from headrace.core.base.sampling import SamplingParams
-from headrace.core.config.schema import (
-    Config,
-    DeviceConfig,
-    KvConfig,
-    ModelConfig,
-    SchedulerConfig,
-    TelemetryConfig,
-)
+from headrace.core.config.schema import Config, DeviceConfig, KvConfig, ModelConfig, SchedulerConfig
+from headrace.core.config.telemetry import TelemetryConfig
 from headrace.live import boot as boot_module
 from headrace.live.boot import boot, make_backend
 from headrace.live.event_log import EventLogReader

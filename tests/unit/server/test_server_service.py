@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import msgspec
 
-from headrace.core.config.schema import ServerConfig, TelemetryConfig
+from headrace.core.config.schema import ServerConfig
+from headrace.core.config.telemetry import TelemetryConfig
 from headrace.live.boot import identity_of
 from headrace.server.service import Answerer, Service
 from support.fake_engine import formula_model

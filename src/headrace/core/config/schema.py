@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from headrace.core.config.autoscaler import AutoscalerConfig
 from headrace.core.config.field import setting
+from headrace.core.config.telemetry import TelemetryConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -361,18 +362,6 @@ class RouterConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TelemetryConfig:
-    event_log: str = setting("", "file that records events and effects for replay; empty = off")
-    slo_ttft_ms: float = setting(500.0, "TTFT limit of a request that states none", low=0, high=1e9)
-    slo_itl_ms: float = setting(50.0, "ITL limit of a request that states none", low=0, high=1e9)
-    log_level: str = setting(
-        "warning",
-        "least serious line that is logged to standard error; info = one line for every request",
-        choices=("debug", "info", "warning", "error"),
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
     """What decides the behaviour of an EngineCore."""
 
@@ -390,7 +379,7 @@ class Config:
     server: ServerConfig = ServerConfig()
     router: RouterConfig = RouterConfig()
     autoscaler: AutoscalerConfig = AutoscalerConfig()  # noqa: RUF009 - it is frozen
-    telemetry: TelemetryConfig = TelemetryConfig()
+    telemetry: TelemetryConfig = TelemetryConfig()  # noqa: RUF009 - it is frozen
 
     @property
     def worker(self) -> WorkerConfig:

@@ -74,11 +74,15 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
                 miss.metric,
                 miss.limit_ns,
                 miss.actual_ns,
-                self._interval(miss.metric).main_cause,
+                self.main_cause(miss.metric),
             )
             for miss in find_excesses(self, self.slo)
         )
         return msgspec.structs.replace(self, good=is_good(self, self.slo), misses=misses)
+
+    def main_cause(self, metric: Metric) -> Cause:
+        """What took most of the interval that a limit of this latency is compared with."""
+        return self._interval(metric).main_cause
 
     def with_client_wait(self, wait_ns: Ns) -> "RequestRecord":
         """The same for a client that read so slowly that the last token left `wait_ns` later."""

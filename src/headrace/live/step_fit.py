@@ -1,0 +1,57 @@
+"""What an engine's steps take as its driver sees them, host and device together: for a simulation
+of the same traffic.
+
+The scheduler learns what the device takes (`core/cost/learned.py`), which is what its policies ask;
+a simulation asks from which moment to which.
+"""
+
+import threading
+from collections.abc import Sequence
+from typing import Final
+
+from headrace.core.base.events import EngineEffect, EngineEvent, StartStep, StepDone, StepFailed
+from headrace.core.base.plan import StepPlan
+from headrace.core.base.types import Ns, StepId
+from headrace.core.cost.fitted import FittedCostModel, OnlineFit
+from headrace.core.cost.learned import DECODE_STEPS_PER_SAMPLE, HALF_LIFE, MIN_SAMPLES
+from headrace.core.cost.model import StepShape
+
+NAME: Final = "fitted to recorded steps, as their driver saw them"
+
+
+class StepFit:
+    """An observer of one engine. `cost` may be asked for by any thread."""
+
+    def __init__(self, first: FittedCostModel) -> None:
+        self._first = first
+        self._lock = threading.Lock()  # over the fit
+        self._fit = OnlineFit(prior=first, half_life=HALF_LIFE)
+        self._started: dict[StepId, tuple[StepPlan, Ns]] = {}
+        self._ended_ns = Ns(0)  # the last step
+
+    def observe(self, now: Ns, event: EngineEvent, effects: Sequence[EngineEffect]) -> None:
+        match event:
+            case StepDone(result):
+                self._end(now, result.step_id, is_sample=True)
+            case StepFailed(step_id):
+                self._end(now, step_id, is_sample=False)
+        for effect in effects:
+            if isinstance(effect, StartStep):
+                self._started[effect.plan.step_id] = effect.plan, now
+
+    def cost(self) -> FittedCostModel:
+        """The best that is known; what it began with, until there are enough steps."""
+        with self._lock:
+            return self._fit.fit(NAME) if self._fit.num_samples >= MIN_SAMPLES else self._first
+
+    def _end(self, now: Ns, step_id: StepId, *, is_sample: bool) -> None:
+        plan, started_ns = self._started.pop(step_id, (None, now))
+        began_ns, self._ended_ns = max(started_ns, self._ended_ns), now
+        if plan is not None and is_sample:
+            self._learn(plan, Ns(now - began_ns))
+
+    def _learn(self, plan: StepPlan, elapsed_ns: Ns) -> None:
+        is_like_others = len(plan.seqs) == plan.num_tokens and self._fit.num_samples > MIN_SAMPLES
+        if not is_like_others or plan.step_id % DECODE_STEPS_PER_SAMPLE == 0:
+            with self._lock:
+                self._fit.add(StepShape.of(plan), elapsed_ns)
