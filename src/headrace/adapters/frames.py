@@ -12,8 +12,6 @@ import struct
 from hashlib import blake2b
 from typing import Final
 
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-
 from headrace.core.base.errors import TransferError
 from headrace.core.config.units import size_text
 
@@ -92,6 +90,9 @@ class _Tags:
     """The tags of one frame after another."""
 
     def __init__(self, key: bytes) -> None:
+        # Here, since a server without workers need not wait for this import.
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
         self._cipher = AESGCM(key)
         self.count = 0
 
