@@ -22,7 +22,9 @@ class SimFlags:
     workload: Annotated[str | None, _flag(_REQUESTS, "chat (the default), agent or rag")] = None
     trace: Annotated[
         str | None,
-        _flag(_REQUESTS, "file of a published trace (Mooncake, Bailian, Azure, BurstGPT) instead"),
+        _flag(
+            _REQUESTS, "file of a trace (Mooncake, Bailian, Azure, BurstGPT, OpenTelemetry) instead"
+        ),
     ] = None
     speed: Annotated[
         float | None, _flag(_REQUESTS, "of the trace; 2 = all comes in half the time")

@@ -12,6 +12,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from headrace.core.base.errors import ConfigError
+from headrace.core.workload.otel import is_otlp, parse_spans
 
 MOONCAKE_BLOCK_TOKENS: Final = 512
 BAILIAN_BLOCK_TOKENS: Final = 16
@@ -101,12 +102,22 @@ def parse_burstgpt(lines: Iterable[str]) -> Iterator[TraceRequest]:
             yield _request(number, at_s, num_prompt, num_output)
 
 
+def parse_otel(lines: Iterable[str]) -> Iterator[TraceRequest]:
+    """Spans in OTLP's JSON (see `parse_spans`). Times count from the first one."""
+    found = list(parse_spans(lines))
+    first_ns = min((span.start_ns for _, span in found), default=0)
+    for number, span in found:
+        at_s = (span.start_ns - first_ns) / 1e9
+        yield _request(number, at_s, span.prompt_tokens, span.output_tokens)
+
+
 Parser = Callable[[Iterable[str]], Iterator[TraceRequest]]
 PARSERS: Final[dict[str, Parser]] = {
     "mooncake": parse_mooncake,
     "bailian": parse_bailian,
     "azure": parse_azure,
     "burstgpt": parse_burstgpt,
+    "otel": parse_otel,
 }
 
 
@@ -128,6 +139,8 @@ def parse_trace(lines: Iterable[str], kind: str = "") -> list[TraceRequest]:
 
 def kind_of(head: str) -> str:
     """By a trace's first line."""
+    if is_otlp(head):
+        return "otel"
     if head.lstrip().startswith("{"):
         return "bailian" if '"chat_id"' in head else "mooncake"
     columns = {cell.strip() for cell in head.lstrip("\ufeff").split(",")}
