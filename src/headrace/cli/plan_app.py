@@ -11,6 +11,7 @@ from headrace.cli.plan_flags import (
     TargetFlags,
     WorkloadFlags,
 )
+from headrace.cli.plan_fleet_flags import SearchFlags, TrafficFlags, WorkerFlags
 
 plan = App(name="plan", help="Answer capacity questions: before there is a device to ask.")
 
@@ -93,6 +94,29 @@ def goodput(
         simulator=simulator or SimulatorFlags(),
     )
     return command(asked, target, layout, workload, answer or AnswerFlags())
+
+
+@plan.command
+def fleet(
+    *,
+    traffic: TrafficFlags | None = None,
+    search: SearchFlags | None = None,
+    worker: WorkerFlags | None = None,
+    answer: AnswerFlags | None = None,
+) -> int:
+    """Search for the cheapest fleet that holds the limits, by simulation.
+
+    Accelerators, tensor parallel ranks, the split of prefill and decode, how many workers, and the
+    router's policy. The exit code is 1 where nothing that was tried holds.
+    """
+    from headrace.cli.plan_fleet import fleet as command
+
+    return command(
+        traffic or TrafficFlags(),
+        search or SearchFlags(),
+        worker or WorkerFlags(),
+        answer or AnswerFlags(),
+    )
 
 
 @plan.command

@@ -4,6 +4,7 @@ Decides nothing about lengths, times or tokens; refuses to know who serves.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import takewhile
 from typing import Protocol
 
 from headrace.core.base.request import SeqSpec
@@ -40,3 +41,19 @@ class Listed:
 
     def follow_up(self, spec: SeqSpec, output: Sequence[int], now: Ns) -> SeqSpec | None:
         return None
+
+
+class Until:
+    """A Source that falls silent: what would come at `until_ns` or later does not."""
+
+    def __init__(self, source: Source, until_ns: Ns) -> None:
+        self._source = source
+        self._until_ns = until_ns
+        self.has_follow_ups = source.has_follow_ups
+
+    def arrivals(self) -> Iterator[SeqSpec]:
+        return takewhile(lambda spec: spec.arrived_ns < self._until_ns, self._source.arrivals())
+
+    def follow_up(self, spec: SeqSpec, output: Sequence[int], now: Ns) -> SeqSpec | None:
+        following = self._source.follow_up(spec, output, now)
+        return following if following and following.arrived_ns < self._until_ns else None

@@ -1,0 +1,316 @@
+"""`headrace plan fleet`."""
+
+import time
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+from rich.table import Table
+
+from headrace.cli.output import report_note
+from headrace.cli.plan_answer import check_plot, give, right_aligned
+from headrace.cli.plan_flags import AnswerFlags
+from headrace.cli.plan_fleet_flags import (
+    DEFAULT_GPUS,
+    POLICIES,
+    SearchFlags,
+    TrafficFlags,
+    WorkerFlags,
+)
+from headrace.cli.plan_target import check_dtype, check_range
+from headrace.cli.sim import read_trace
+from headrace.core.base.errors import ConfigError
+from headrace.core.base.request import Slo
+from headrace.core.cost.datasheet import DataSheetCostModel
+from headrace.core.cost.hardware import Accelerator
+from headrace.core.workload.profiles import profile_named
+from headrace.plan.engines import Engine, Provenance
+from headrace.plan.fleet import every_shape
+from headrace.plan.picture import Chart, Line, Mark
+from headrace.plan.presets import Presets, find, presets_with
+from headrace.plan.queueing import CHUNKED, PREFILL_FIRST, SPLIT
+from headrace.sim.fleet import FleetQuestion, search_fleet
+from headrace.sim.fleet_answer import FleetAnswer, FleetRow
+from headrace.sim.fleet_trial import Interval, Traffic
+
+USUAL_LOAD_PER_S: Final = 10.0
+USUAL_WIDTHS: Final = (1, 2, 4, 8)
+MODES: Final = {"chunked": CHUNKED, "prefill-first": PREFILL_FIRST, "disaggregated": SPLIT}
+MAX_SEEDS: Final = 30
+
+
+def fleet(
+    traffic_flags: TrafficFlags, search: SearchFlags, worker: WorkerFlags, answer: AnswerFlags
+) -> int:
+    check_plot(answer)
+    engine = Engine.named(worker.engine)
+    traffic = traffic_of(traffic_flags, worker.seed)
+    costs = costs_of(search.gpu or DEFAULT_GPUS, search.price, worker, engine)
+    question = question_of(search, worker, traffic, costs)
+    check_range("--time-budget-s", search.time_budget_s, 1.0, 1e6)
+    deadline_s = time.monotonic() + search.time_budget_s
+    found = search_fleet(question, report_note, lambda: time.monotonic() > deadline_s)
+    provenance = provenance_of(engine, costs, question, found)
+    warnings = warnings_of(found, search.time_budget_s)
+    figures = {
+        **msgspec.to_builtins(found),
+        "asked": {
+            "traffic": asked(traffic_flags),
+            "slo": msgspec.to_builtins(traffic.profile.slo),
+            "demand": msgspec.to_builtins(traffic.demand),
+        },
+        "warnings": warnings,
+        "provenance": msgspec.to_builtins(provenance),
+    }
+    tables = [rows_table(found, traffic.profile.slo), *words_tables(found)]
+    give(figures, tables, front_chart(found), answer, warnings=warnings, provenance=provenance)
+    return 0 if found.best else 1
+
+
+# ---- what is asked for
+
+
+def traffic_of(flags: TrafficFlags, seed: int) -> Traffic:
+    """Raises ConfigError for numbers out of range, and for what is no trace."""
+    check_range("--requests", flags.requests, 10, 1e7)
+    profile = profile_named(flags.workload)
+    limits = {
+        name: limit
+        for name in ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms")
+        if (limit := getattr(flags, name)) is not None
+    }
+    for name, limit in limits.items():
+        check_range(f"--{name.replace('_', '-')}", limit, 1e-3, 1e9)
+    slo = msgspec.structs.replace(profile.slo, **limits)
+    if flags.trace is not None:
+        return trace_traffic(flags, slo)
+    if flags.speed != 1.0:
+        raise ConfigError("--speed is of a trace", hint="say --load instead")
+    lengths = {
+        f"{name}_tokens": value
+        for name in ("prompt", "output")
+        if (value := getattr(flags, name)) is not None
+    }
+    for name, value in lengths.items():
+        check_range(f"--{name.partition('_')[0]}", value, 1, 1 << 20)
+    load = USUAL_LOAD_PER_S if flags.load is None else flags.load
+    check_range("--load", load, 1e-3, 1e5)
+    profile = msgspec.structs.replace(profile, slo=slo, **lengths)
+    return Traffic(profile=profile, load_per_s=load, num_requests=flags.requests)
+
+
+def trace_traffic(flags: TrafficFlags, slo: Slo) -> Traffic:
+    for name in ("load", "prompt", "output"):
+        if getattr(flags, name) is not None:
+            raise ConfigError(
+                f"--{name} is of a made-up workload", hint="leave it out, or --trace; see --speed"
+            )
+    check_range("--speed", flags.speed, 1e-6, 1e6)
+    requests = [
+        msgspec.structs.replace(one, arrival_s=one.arrival_s / flags.speed)
+        for one in read_trace(str(flags.trace))[: flags.requests]
+    ]
+    return Traffic.of_trace(requests, slo)
+
+
+def asked(flags: TrafficFlags) -> dict[str, object]:
+    return {name: getattr(flags, name) for name in flags.__dataclass_fields__}
+
+
+def costs_of(
+    gpus: Sequence[str], prices: Sequence[str], worker: WorkerFlags, engine: Engine
+) -> list[DataSheetCostModel]:
+    presets = presets_with(worker.presets)
+    own = dict(price_of(words, presets) for words in prices)
+    accelerators = [presets.accelerator(name) for name in gpus]
+    unused = set(own) - {one.name for one in accelerators}
+    if unused:
+        raise ConfigError(
+            f"--price of {min(unused)}, which is not searched", hint="name it by --gpu"
+        )
+    return [
+        DataSheetCostModel(
+            model=presets.model(worker.model),
+            accelerator=priced(one, own.get(one.name)),
+            weight_dtype=check_dtype("--weights", worker.weights),
+            kv_dtype=check_dtype("--kv-dtype", worker.kv_dtype or engine.kv_dtype(worker.weights)),
+            efficiency=engine.efficiency,
+        )
+        for one in accelerators
+    ]
+
+
+def priced(accelerator: Accelerator, usd_per_hour: float | None) -> Accelerator:
+    if usd_per_hour is None:
+        return accelerator
+    return msgspec.structs.replace(accelerator, price_usd_per_hour=usd_per_hour)
+
+
+def price_of(words: str, presets: Presets) -> tuple[str, float]:
+    """GPU=USD"""
+    name, equals, number = words.rpartition("=")
+    try:
+        usd = float(number) if equals else float("nan")
+    except ValueError:
+        usd = float("nan")
+    if not 0 < usd < 1e6:
+        raise ConfigError(f"--price is {words!r}", hint='say GPU=USD an hour, as "H100 SXM=2.5"')
+    return presets.accelerator(name).name, usd
+
+
+def question_of(
+    search: SearchFlags, worker: WorkerFlags, traffic: Traffic, costs: Sequence[DataSheetCostModel]
+) -> FleetQuestion:
+    check_range("--attainment", search.attainment, 0.01, 1.0)
+    check_range("--seeds", search.seeds, 1, MAX_SEEDS)
+    check_range("--max-gpus", search.max_gpus, 1, 4096)
+    check_range("--step-tokens", worker.step_tokens, 16, 1 << 20)
+    check_range("--block-size", worker.block_size, 1, 4096)
+    for tp in search.tp:
+        check_range("--tp", tp, 1, 1024)
+    if worker.kv_link_gb_s is not None:
+        check_range("--kv-link-gb-s", worker.kv_link_gb_s, 1e-6, 1e6)
+    modes = [find("split", name, MODES) for name in search.split] or list(MODES.values())
+    for policy in search.policy:
+        check_policy(policy)
+    usual = FleetQuestion(shapes=(), traffic=traffic)
+    return FleetQuestion(
+        shapes=tuple(every_shape(costs, search.tp or USUAL_WIDTHS, modes)),
+        traffic=traffic,
+        attainment=search.attainment,
+        seeds=tuple(range(worker.seed, worker.seed + search.seeds)),
+        policies=search.policy or usual.policies,
+        step_tokens=worker.step_tokens,
+        block_size=worker.block_size,
+        max_gpus=search.max_gpus,
+        kv_link_bytes_per_s=(worker.kv_link_gb_s or 0.0) * 1e9,
+    )
+
+
+def check_policy(name: str) -> None:
+    if name not in POLICIES:
+        raise ConfigError(f"--policy is {name!r}", hint="known: " + ", ".join(POLICIES))
+
+
+# ---- what comes of it
+
+
+def provenance_of(
+    engine: Engine,
+    costs: Sequence[DataSheetCostModel],
+    question: FleetQuestion,
+    found: FleetAnswer,
+) -> Provenance:
+    """Of all accelerators together; extrapolations are those of the shapes that were measured."""
+    sources: dict[str, None] = {}
+    beyond: dict[str, None] = {}
+    measured = {(row.accelerator, row.tp) for row in found.rows}
+    demand = question.traffic.demand
+    for shape in question.shapes:
+        cost = shape.cost
+        own = engine.provenance(cost, concurrency=1, context_tokens=demand.context_tokens)
+        sources |= dict.fromkeys(own.sources)
+        if (cost.accelerator.name, cost.layout.tp) in measured:
+            beyond |= dict.fromkeys(own.extrapolates)
+    prices = ", ".join(
+        f"{cost.accelerator.name} ${cost.accelerator.price_usd_per_hour:g}"
+        for cost in costs
+        if cost.accelerator.price_usd_per_hour
+    )
+    sources[f"prices an hour, of the table, --presets or --price: {prices}"] = None
+    kind = "data sheet" if engine.fit is None else "fitted"
+    return Provenance(kind=kind, sources=tuple(sources), extrapolates=tuple(beyond))
+
+
+def warnings_of(found: FleetAnswer, budget_s: float) -> list[str]:
+    warnings = []
+    if not found.is_complete:
+        warnings.append(
+            f"the time budget of {budget_s:g} s ended the search: what was not tried may be cheaper"
+        )
+    best = found.best
+    if best is None:
+        warnings.append("nothing that was tried holds the limits")
+    elif best.attainment.low is not None and best.attainment.low < found.attainment:
+        warnings.append(
+            f"the best holds on average, and its interval begins below {found.attainment:.1%}: "
+            "more --seeds or --requests would tell"
+        )
+    return warnings
+
+
+def rows_table(found: FleetAnswer, slo: Slo) -> Table:
+    limits = [
+        f"{name.removesuffix('_ms').upper()} {limit:g} ms"
+        for name, limit in msgspec.structs.asdict(slo).items()
+        if limit is not None
+    ]
+    title = (
+        f"{found.load_per_s:.3g} requests/s, {found.attainment:.1%} within "
+        f"{', '.join(limits) or 'no limit'}; {found.num_requests_per_run} requests a run, "
+        f"{len(found.seeds)} seeds, {found.num_runs} runs"
+    )
+    columns = ("GPUs", "$/h", "$/M good tokens", "good", "TTFT p99", "TPOT p99", "cached", "")
+    table = right_aligned(title, "fleet", *columns)
+    for row in found.rows:
+        table.add_row(
+            row.name,
+            str(row.num_gpus),
+            f"{row.usd_per_hour:.2f}",
+            spanned(row.usd_per_million_good_output_tokens, "{:.3f}"),
+            spanned(row.attainment, "{:.1%}"),
+            "" if row.ttft_p99_ms is None else f"{row.ttft_p99_ms:,.0f} ms",
+            "" if row.tpot_p99_ms is None else f"{row.tpot_p99_ms:,.1f} ms",
+            f"{row.hit_rate:.1%}",
+            marks(row, found),
+        )
+    return table
+
+
+def spanned(interval: Interval | None, form: str) -> str:
+    """0.213 (0.208 to 0.218)"""
+    if interval is None:
+        return "none good"
+    mean = form.format(interval.mean)
+    if interval.low is None or interval.high is None:
+        return mean
+    return f"{mean} ({form.format(interval.low)} to {form.format(interval.high)})"
+
+
+def marks(row: FleetRow, found: FleetAnswer) -> str:
+    is_best = found.best is not None and row.name == found.best.name
+    words = ("best", is_best), ("front", row.is_on_front), ("misses", not row.holds)
+    return ", ".join(word for word, is_so in words if is_so)
+
+
+def words_tables(found: FleetAnswer) -> list[Table]:
+    """What binds and who comes next; what was refused, and why."""
+    words = right_aligned("", "", "", num_left=2)
+    if found.best:
+        words.add_row("best", found.best.name)
+    if found.binds:
+        words.add_row("binds", f"{found.binds.constraint}: {found.binds.reason}")
+    if found.runner_up:
+        more = spanned(found.runner_up.more, "{:+.1%}")
+        noise = ", within the noise" if found.runner_up.is_within_noise else ""
+        words.add_row("runner-up", f"{found.runner_up.name}: {more} of the cost{noise}")
+    refused = right_aligned("not tried further", "shape", "by", "why", num_left=3)
+    for one in found.refused:
+        refused.add_row(one.shape, one.constraint, one.reason)
+    return [table for table in (words, refused) if table.row_count]
+
+
+def front_chart(found: FleetAnswer) -> Chart:
+    points = [
+        (row.usd_per_million_good_output_tokens.mean, row.attainment.mean * 100.0, row)
+        for row in found.rows
+        if row.usd_per_million_good_output_tokens is not None
+    ]
+    front = [(cost, good) for cost, good, row in points if row.is_on_front]
+    return Chart(
+        title="what good answers cost",
+        x_label="USD per million output tokens of good requests",
+        y_label="good requests, %",
+        lines=[Line("front", front)] if front else [],
+        marks=[Mark(row.name, (cost, good)) for cost, good, row in points],
+    )

@@ -1,0 +1,237 @@
+"""The search for a fleet: the cheapest workers that keep the limits of a traffic, by simulation.
+
+Bounds refuse what cannot do (plan/fleet.py) and say where to begin; a walk over one seed finds the
+fewest workers of each shape that hold; the cheapest of them are measured over all seeds, with their
+neighbours and under other policies. Decides the order of trials; refuses to know how a fleet runs.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import msgspec
+
+from headrace.core.base.metrics import Metric
+from headrace.core.telemetry import Cause
+from headrace.plan.fleet import Bound, Refusal, Shape, bound
+from headrace.plan.queueing import SPLIT
+from headrace.sim.fleet_answer import FleetAnswer, answer_of, main_constraint
+from headrace.sim.fleet_trial import Cut, Fleet, Measured, Traffic, run_fleet
+from headrace.sim.summary import Summary
+
+SLACK: Final = 1.25  # of the best fleet's price; what costs more than that is not looked at
+NUM_MEASURED: Final = 3  # shapes that are measured over all seeds
+MOST_IDLE: Final = 4  # times the workers that the bound asks for; more of them do not help
+
+Misses = dict[str, dict[str, int]]
+
+
+class FleetQuestion(msgspec.Struct, frozen=True, kw_only=True):
+    shapes: tuple[Shape, ...]
+    traffic: Traffic
+    attainment: float = 0.95  # share of requests that keep every limit
+    seeds: tuple[int, ...] = (0, 1, 2)
+    policies: tuple[str, ...] = ("kv", "least_loaded", "round_robin")  # the search uses the first
+    step_tokens: int = 2048
+    block_size: int = 16
+    max_gpus: int = 64
+    kv_link_bytes_per_s: float = 0.0  # of each worker; 0 = as the data sheet says
+
+
+class _OutOfTime(Exception):
+    pass
+
+
+def search_fleet(
+    question: FleetQuestion,
+    say: Callable[[str], None] = lambda _: None,
+    is_late: Callable[[], bool] = lambda: False,
+) -> FleetAnswer:
+    """`say` hears of each trial. `is_late` is asked before each run; an answer that it cut short
+    says so.
+    """
+    search = _Search(question, say, is_late)
+    is_complete = True
+    try:
+        search.run()
+    except _OutOfTime:
+        is_complete = False
+    return answer_of(
+        question.traffic,
+        question.attainment,
+        question.seeds,
+        list(search.measured.values()),
+        search.bounds,
+        search.refused,
+        num_runs=search.num_runs,
+        is_complete=is_complete,
+    )
+
+
+class _Search:
+    def __init__(
+        self, question: FleetQuestion, say: Callable[[str], None], is_late: Callable[[], bool]
+    ) -> None:
+        self.refused: list[Refusal] = []
+        self.bounds: dict[str, Bound] = {}  # by the shape's name
+        self.measured: dict[str, Measured] = {}  # by the fleet's name
+        self.num_runs = 0
+        self._question, self._say, self._is_late = question, say, is_late
+        self._first: dict[str, Summary | Cut] = {}  # by the first seed
+
+    def run(self) -> None:
+        found: list[Fleet] = []
+        for one in self._possible():
+            least = min((fleet.usd_per_hour for fleet in found), default=None)
+            if least is not None and one.usd_per_hour > least * SLACK:
+                words = f"at least ${one.usd_per_hour:.2f} an hour; others hold for ${least:.2f}"
+                self._refuse(one.shape, "price", words)
+                continue
+            fleet = self._fewest(one, float("inf") if least is None else least * SLACK)
+            if fleet is not None:
+                found.append(fleet)
+        found.sort(key=lambda fleet: fleet.usd_per_hour)
+        for fleet in found[:NUM_MEASURED]:
+            self._measure_around(fleet)
+        self._try_policies()
+
+    def _possible(self) -> list[Bound]:
+        """Cheapest first, so that dear ones are refused early."""
+        limit = self._question.max_gpus
+        for shape in self._question.shapes:
+            found = bound(shape, self._question.traffic.demand)
+            if isinstance(found, Refusal):
+                self.refused.append(found)
+            elif (num := found.num_workers * shape.gpus_per_worker) > limit:
+                words = f"needs at least {num} devices, {limit} are allowed"
+                self._refuse(shape, found.constraint, words)
+            else:
+                self.bounds[str(shape)] = found
+        return sorted(self.bounds.values(), key=lambda one: one.usd_per_hour)
+
+    def _fewest(self, one: Bound, dearest: float) -> Fleet | None:
+        """The fewest workers that hold on the first seed: up from the bound, where the misses say
+        it is needed, and down again.
+        """
+        question = self._question
+        fleet = Fleet(
+            shape=one.shape,
+            prefill_workers=one.prefill_workers,
+            decode_workers=one.decode_workers,
+            policy=question.policies[0],
+            step_tokens=question.step_tokens,
+            block_size=question.block_size,
+            kv_link_bytes_per_s=question.kv_link_bytes_per_s,
+        )
+        while not self._passes(fleet):
+            run = self._first[str(fleet)]
+            larger = grown(fleet, run.num_misses_by_metric_and_cause)
+            if excess := self._excess(larger, one, dearest):
+                cost = f"{fleet.num_gpus} devices for ${fleet.usd_per_hour:.2f} an hour do not hold"
+                self._refuse(one.shape, main_constraint(run), f"{cost}; {excess}")
+                return None
+            fleet = larger
+        while smaller := next((s for s in self._smaller(fleet) if self._passes(s)), None):
+            fleet = smaller
+        return fleet
+
+    def _excess(self, fleet: Fleet, one: Bound, dearest: float) -> str:
+        """Why a fleet is not worth a trial; "" = it is."""
+        if fleet.usd_per_hour > dearest:
+            return "more cost more than others that hold"
+        if fleet.num_gpus > self._question.max_gpus:
+            return f"more than {self._question.max_gpus} are not allowed"
+        if fleet.num_workers > MOST_IDLE * one.num_workers:
+            return "and more would idle"
+        return ""
+
+    def _smaller(self, fleet: Fleet) -> Iterator[Fleet]:
+        """With a worker less of a kind, where the bound allows it."""
+        least = self.bounds[str(fleet.shape)]
+        prefill, decode = fleet.prefill_workers, fleet.decode_workers
+        if prefill > least.prefill_workers:
+            yield fleet.resized(prefill - 1, decode)
+        if decode > least.decode_workers:
+            yield fleet.resized(prefill, decode - 1)
+
+    def _measure_around(self, fleet: Fleet) -> None:
+        """Over all seeds: the fleet, larger ones as long as it does not hold, and the smaller ones
+        that a front of cost against attainment needs.
+        """
+        while not self._measure(fleet).holds(self._question.attainment):
+            misses: Misses = {}
+            for run in self.measured[str(fleet)].runs:
+                misses |= run.num_misses_by_metric_and_cause
+            fleet = grown(fleet, misses)
+            if self._excess(fleet, self.bounds[str(fleet.shape)], float("inf")):
+                return
+        for smaller in self._smaller(fleet):
+            self._measure(smaller)
+
+    def _try_policies(self) -> None:
+        """Under the best fleet, and under smaller ones that pass with them."""
+        target = self._question.attainment
+        holding = [one for one in self.measured.values() if one.holds(target)]
+        if not holding:
+            return
+        best = min(holding, key=lambda one: one.rank).fleet
+        if best.num_workers < 2:
+            self._refuse(best.shape, "policy", "one worker: every policy does the same")
+            return
+        for policy in self._question.policies[1:]:
+            other = msgspec.structs.replace(best, policy=policy)
+            self._measure(other)
+            for smaller in self._smaller(other):
+                if self._passes(smaller):
+                    self._measure(smaller)
+
+    # ---- trials
+
+    def _passes(self, fleet: Fleet) -> bool:
+        """On the first seed."""
+        name, target = str(fleet), self._question.attainment
+        if name not in self._first:
+            run = self._first[name] = self._run(fleet, self._question.seeds[0], target)
+            is_cut = isinstance(run, Cut)
+            self._say(f"{name}: " + (f"< {target:.1%}" if is_cut else f"{run.attainment:.1%}"))
+        return self._first[name].attainment >= target
+
+    def _measure(self, fleet: Fleet) -> Measured:
+        name = str(fleet)
+        if name not in self.measured:
+            runs = []
+            for place, seed in enumerate(self._question.seeds):
+                known = None if place else self._first.get(name)
+                found = known if isinstance(known, Summary) else self._run(fleet, seed)
+                runs += [found] if isinstance(found, Summary) else []
+            one = self.measured[name] = Measured(fleet=fleet, runs=tuple(runs))
+            self._say(f"{name}: {one.attainment.mean:.1%} over {len(runs)} seeds")
+        return self.measured[name]
+
+    def _run(self, fleet: Fleet, seed: int, least: float = 0.0) -> Summary | Cut:
+        if self._is_late():
+            raise _OutOfTime
+        self.num_runs += 1
+        return run_fleet(fleet, self._question.traffic, seed, least=least)
+
+    def _refuse(self, shape: Shape, constraint: str, reason: str) -> None:
+        self.refused.append(Refusal(shape=str(shape), constraint=str(constraint), reason=reason))
+
+
+def grown(fleet: Fleet, misses: Misses) -> Fleet:
+    """With a quarter more workers, at least one, of the kind that would mend most misses."""
+    more = max(1, fleet.num_workers // 4)
+    prefill, decode = fleet.prefill_workers, fleet.decode_workers
+    if fleet.shape.mode != SPLIT:
+        return fleet.resized(0, decode + more)
+    num_decode = num_prefill = 0
+    for metric, causes in misses.items():
+        for cause, count in causes.items():
+            is_decode = metric in (Metric.TPOT, Metric.ITL) or cause in (
+                Cause.DECODE,
+                Cause.DECODE_INTERFERENCE,
+            )
+            num_decode += count * is_decode
+            num_prefill += count * (not is_decode)
+    if num_decode > num_prefill:
+        return fleet.resized(prefill, decode + more)
+    return fleet.resized(prefill + more, decode)

@@ -1,0 +1,304 @@
+"""One fleet under one traffic: simulated by the cores of production, over several seeds.
+
+Every fleet meets the same requests at the same times (common random numbers), so that differences
+between fleets are theirs.
+"""
+
+from collections.abc import Sequence
+from math import ceil, floor, inf, sqrt
+from statistics import fmean, stdev
+from typing import Final
+
+import msgspec
+
+from headrace.core.base.request import Slo
+from headrace.core.base.types import NS_PER_S, Ns
+from headrace.core.config.schema import RouterConfig
+from headrace.core.cost.fitted import Link
+from headrace.core.telemetry import RequestRecord
+from headrace.core.workload.arrivals import Arrivals
+from headrace.core.workload.profiles import WorkloadProfile
+from headrace.core.workload.replay import TraceSource
+from headrace.core.workload.source import Source, Until
+from headrace.core.workload.synthetic import SessionShape, Synthetic, SyntheticSource
+from headrace.core.workload.traces import TraceRequest, spread
+from headrace.plan.fleet import MAX_SEQS, Demand, Shape
+from headrace.plan.queueing import PREFILL_FIRST, SPLIT
+from headrace.sim.cluster import simulate_cluster
+from headrace.sim.setup import VOCAB, Device, Layout, build_cluster
+from headrace.sim.summary import Summary, Tally, wilson
+
+NO_END_S: Final = 1e9
+WHOLE_STEP_TOKENS: Final = 1 << 17  # of a step that takes prompts whole
+TRACE_WARM_UP_SHARE: Final = 0.1  # of a trace's requests, which find caches empty
+# Student's t of 95 %, two-sided, by degrees of freedom; beyond them the normal's.
+T_95: Final = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+
+
+class Traffic(msgspec.Struct, frozen=True, kw_only=True):
+    """What comes: a profile at a rate, or a trace as it was. About `num_requests` are counted,
+    after a warm-up in which sessions begin, or a trace's first requests fill the caches.
+    """
+
+    profile: WorkloadProfile  # lengths are means; its limits hold for every request
+    load_per_s: float
+    num_requests: int = 400
+    trace: tuple[TraceRequest, ...] = ()  # in the order of their arrival
+
+    @classmethod
+    def of_trace(cls, trace: Sequence[TraceRequest], slo: Slo) -> "Traffic":
+        num, first = len(trace), trace[0]
+        span_s = max(trace[-1].arrival_s - first.arrival_s, 1e-3)
+        moved = (
+            msgspec.structs.replace(one, arrival_s=one.arrival_s - first.arrival_s) for one in trace
+        )
+        profile = WorkloadProfile(
+            name="trace",
+            purpose="as recorded",
+            prompt_tokens=round(fmean(one.prompt_tokens for one in trace)),
+            output_tokens=max(1, round(fmean(one.output_tokens for one in trace))),
+            shared_share=shareable(trace),
+            slo=slo,
+        )
+        return cls(profile=profile, load_per_s=num / span_s, num_requests=num, trace=tuple(moved))
+
+    @property
+    def warm_up_s(self) -> float:
+        """By when sessions come and go as often as later; or a share of a trace."""
+        if self.trace:
+            return self.trace[int(TRACE_WARM_UP_SHARE * len(self.trace))].arrival_s
+        return (self.profile.turns - 1) * self.profile.pause_s
+
+    @property
+    def until_s(self) -> float:
+        if self.trace:
+            return NO_END_S
+        return self.warm_up_s + self.num_requests / self.load_per_s
+
+    @property
+    def num_counted(self) -> int:
+        """As far as can be known before: how many come within a time is left to chance."""
+        if self.trace:
+            return len(self.trace) - int(TRACE_WARM_UP_SHARE * len(self.trace))
+        return self.num_requests
+
+    def num_may_miss(self, least: float) -> int:
+        """Of which one more means that less than the share `least` can be good, as good as surely:
+        three standard deviations more may come than expected.
+        """
+        most = self.num_counted + (0.0 if self.trace else 3.0 * sqrt(self.num_counted))
+        return floor((1.0 - least) * most + 1e-9)
+
+    @property
+    def demand(self) -> Demand:
+        profile, cached = self.profile, self.profile.shared_share
+        if not self.trace:
+            shape = SessionShape.of(profile)
+            cached = max(0.0, 1.0 - shape.new / profile.prompt_tokens)
+        return Demand(
+            load_per_s=self.load_per_s,
+            prompt_tokens=profile.prompt_tokens,
+            output_tokens=profile.output_tokens,
+            cached_share=cached,
+            slo=profile.slo,
+        )
+
+    def source(self, seed: int, max_tokens: int) -> Source:
+        slo = self.profile.slo
+        if self.trace:
+            return TraceSource(spread(self.trace, seed), slo=slo, vocab_size=VOCAB, seed=seed)
+        turns = self.profile.turns
+        description = Synthetic(
+            profile=self.profile,
+            arrivals=Arrivals.steady(self.load_per_s),
+            # More than until the end; those that are left do not come.
+            num_requests=turns * ceil(self.load_per_s * self.until_s + 10 * turns),
+            max_tokens=max_tokens,
+            vocab_size=VOCAB,
+            seed=seed,
+        )
+        return Until(SyntheticSource(description), Ns(round(self.until_s * NS_PER_S)))
+
+
+def shareable(trace: Sequence[TraceRequest]) -> float:
+    """The share of prompt tokens that one cache without limit would find."""
+    seen: set[int] = set()
+    num_found = 0
+    for one in trace:
+        depth = 0
+        for block in one.blocks:
+            if block not in seen:
+                break
+            depth += 1
+        num_found += min(depth * one.block_tokens, one.prompt_tokens)
+        seen.update(one.blocks)
+    return num_found / max(1, sum(one.prompt_tokens for one in trace))
+
+
+class Fleet(msgspec.Struct, frozen=True, kw_only=True):
+    """Workers that are alike, in number, behind a router."""
+
+    shape: Shape
+    prefill_workers: int  # 0 = all do both
+    decode_workers: int
+    policy: str
+    step_tokens: int
+    block_size: int = 16
+    kv_link_bytes_per_s: float = 0.0  # of each worker; 0 = as the data sheet says
+
+    @property
+    def num_workers(self) -> int:
+        return self.prefill_workers + self.decode_workers
+
+    @property
+    def num_gpus(self) -> int:
+        return self.num_workers * self.shape.gpus_per_worker
+
+    @property
+    def usd_per_hour(self) -> float:
+        return self.num_workers * self.shape.usd_per_worker_hour
+
+    @property
+    def link_bytes_per_s(self) -> float:
+        """Every device of a worker sends its part over its own link to other machines."""
+        accelerator, own = self.shape.cost.accelerator, self.kv_link_bytes_per_s
+        rate = accelerator.scaleout_bytes_per_s or accelerator.scaleup_bytes_per_s
+        return own or rate * self.shape.gpus_per_worker
+
+    def resized(self, prefill_workers: int, decode_workers: int) -> "Fleet":
+        return msgspec.structs.replace(
+            self, prefill_workers=prefill_workers, decode_workers=decode_workers
+        )
+
+    def __str__(self) -> str:
+        number = f"{self.decode_workers}"
+        if self.prefill_workers:
+            number = f"{self.prefill_workers}P:{self.decode_workers}D"
+        return f"{number} × {self.shape}, {self.policy}"
+
+
+class Cut(msgspec.Struct, frozen=True, kw_only=True):
+    """A run that was ended, since more requests had missed a limit than may."""
+
+    num_misses_by_metric_and_cause: dict[str, dict[str, int]]
+    attainment: float = 0.0  # nobody knows; less than was asked for
+
+
+class _Hopeless(Exception):
+    pass
+
+
+class _Watch:
+    """Ends a run that cannot come to a share of good requests any more."""
+
+    def __init__(self, warm_up_s: float, num_may_miss: int) -> None:
+        self._warm_up_ns = round(warm_up_s * NS_PER_S)
+        self._left = num_may_miss
+        self._misses: dict[str, dict[str, int]] = {}
+        self.tally = Tally(warm_up_s)
+
+    def add(self, record: RequestRecord) -> None:
+        self.tally.add(record)
+        if record.good or record.arrived_ns < self._warm_up_ns:
+            return
+        for miss in record.misses:
+            causes = self._misses.setdefault(miss.metric.value, {})
+            causes[miss.cause.value] = causes.get(miss.cause.value, 0) + 1
+        self._left -= 1
+        if self._left < 0:
+            raise _Hopeless
+
+    @property
+    def cut(self) -> Cut:
+        return Cut(num_misses_by_metric_and_cause=self._misses)
+
+
+def run_fleet(fleet: Fleet, traffic: Traffic, seed: int, *, least: float = 0.0) -> Summary | Cut:
+    """Cut short where less than the share `least` of the requests would be good."""
+    shape = fleet.shape
+    device = Device.of_data_sheet(shape.cost, block_size=fleet.block_size)
+    is_whole = shape.mode == PREFILL_FIRST
+    whole = min(WHOLE_STEP_TOKENS, device.max_model_len + MAX_SEQS)
+    layout = Layout(
+        mixed=0 if fleet.prefill_workers else fleet.decode_workers,
+        prefill=fleet.prefill_workers,
+        decode=fleet.decode_workers if fleet.prefill_workers else 0,
+        step_tokens=whole if is_whole else fleet.step_tokens,
+        budget="fixed" if is_whole else "itl",
+    )
+    cluster = build_cluster(
+        device,
+        layout,
+        traffic.source(seed, device.max_model_len),
+        router=RouterConfig(policy=fleet.policy, seed=seed),
+        handoff="always" if shape.mode == SPLIT else "never",
+        slo=traffic.profile.slo,
+        link=Link(latency_ns=10_000.0, byte_ns=NS_PER_S / max(1.0, fleet.link_bytes_per_s)),
+        seed=seed,
+    )
+    watch = _Watch(traffic.warm_up_s, traffic.num_may_miss(least))
+    try:
+        return watch.tally.summary(simulate_cluster(cluster, on_record=watch.add))
+    except _Hopeless:
+        return watch.cut
+
+
+class Interval(msgspec.Struct, frozen=True):
+    """A mean over seeds with its 95 % interval (Student's t); of one seed, without."""
+
+    mean: float
+    low: float | None
+    high: float | None
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Interval":
+        mean = fmean(values)
+        if len(values) < 2:
+            return cls(mean, None, None)
+        freedom = len(values) - 1
+        t = T_95[freedom - 1] if freedom <= len(T_95) else 1.96
+        half = t * stdev(values) / sqrt(len(values))
+        return cls(mean, mean - half, mean + half)
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """A fleet over all seeds."""
+
+    fleet: Fleet
+    runs: tuple[Summary, ...]  # in the order of the seeds
+
+    @property
+    def attainment(self) -> Interval:
+        """The wider of two: over seeds, and over all requests as if they were independent."""
+        found = Interval.of([run.attainment for run in self.runs])
+        low, high = wilson(
+            sum(run.num_good for run in self.runs), sum(run.num_requests for run in self.runs)
+        )
+        if found.low is not None and found.high is not None:
+            low, high = min(low, max(0.0, found.low)), max(high, min(1.0, found.high))
+        return Interval(found.mean, low, high)
+
+    @property
+    def costs(self) -> list[float]:
+        """Dollars for a million output tokens of good requests, by seed; infinite where there are
+        none.
+        """
+        usd_per_s = self.fleet.usd_per_hour / 3600
+        rates = (run.good_output_tokens_per_s for run in self.runs)
+        return [usd_per_s / rate * 1e6 if rate else inf for rate in rates]
+
+    @property
+    def cost(self) -> Interval | None:
+        """Over seeds; None = one has no good request."""
+        if inf in self.costs:
+            return None
+        found = Interval.of(self.costs)
+        return found if found.low is None else Interval(found.mean, max(0.0, found.low), found.high)
+
+    @property
+    def rank(self) -> tuple[float, str]:
+        """Cheapest first."""
+        return (inf if self.cost is None else self.cost.mean), str(self.fleet)
+
+    def holds(self, target: float) -> bool:
+        return self.attainment.mean >= target

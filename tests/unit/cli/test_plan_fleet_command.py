@@ -1,0 +1,107 @@
+"""`headrace plan fleet`: a search is made, shown and drawn, and what cannot be is refused."""
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from headrace.cli.main import main
+
+SMALL = (
+    *("plan", "fleet", "--workload", "rag", "--prompt", "900", "--output", "3", "--load", "40"),
+    *(
+        "--requests",
+        "40",
+        "--tp",
+        "1",
+        "--split",
+        "chunked",
+        "--ttft-ms",
+        "200",
+        "--block-size",
+        "64",
+    ),
+)
+
+
+def test_a_fleet_is_found_shown_and_drawn(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    plot = tmp_path / "front.svg"
+    words = (*SMALL, "--gpu", "h100-sxm", "--gpu", "a100-sxm-80gb", "--seeds", "2")
+    assert main([*words, "--plot", str(plot)]) == 0
+    printed = capsys.readouterr()
+    assert "best" in printed.out
+    assert "binds" in printed.out
+    assert "prices an hour" in printed.err
+    assert "% over 2 seeds" in printed.err
+    ElementTree.fromstring(plot.read_text("utf-8"))
+    assert main([*words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["best"]["name"] in printed.out
+    assert found["asked"]["slo"]["ttft_ms"] == 200.0
+    assert found["provenance"]["kind"] == "fitted"
+    assert found["best"]["usd_per_million_good_output_tokens"]["mean"] > 0
+
+
+def test_a_price_flips_the_winner(capsys: pytest.CaptureFixture[str]) -> None:
+    winners = []
+    for h100, a100 in (("0.5", "9"), ("9", "0.5")):
+        prices = ("--price", f"H100 SXM={h100}", "--price", f"A100 SXM 80GB={a100}")
+        gpus = ("--gpu", "H100 SXM", "--gpu", "A100 SXM 80GB")
+        assert main([*SMALL, *gpus, *prices, "--seeds", "1", "--policy", "kv", "--json"]) == 0
+        winners.append(json.loads(capsys.readouterr().out)["best"]["accelerator"])
+    assert winners == ["H100 SXM", "A100 SXM 80GB"]
+
+
+def test_nothing_that_holds_is_a_bad_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SMALL, "--model", "Meta-Llama-3.1-70B", "--gpu", "H100 SXM"]) == 1
+    printed = capsys.readouterr()
+    assert "weights take 141.1 of 80 GB" in printed.out
+    assert "nothing that was tried holds" in printed.err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--price", "H100 SXM"), "GPU=USD"),
+        (("--price", "H100 SXM=-1"), "GPU=USD"),
+        (("--price", "L4=1"), "L4"),
+        (("--gpu", "H100 SXN"), "H100 SXM"),
+        (("--split", "both"), "chunked"),
+        (("--policy", "best"), "round_robin"),
+        (("--attainment", "1.5"), "--attainment"),
+        (("--load", "0"), "--load"),
+        (("--requests", "1"), "--requests"),
+        (("--seeds", "0"), "--seeds"),
+        (("--speed", "2"), "--load"),
+        (("--trace", "none.jsonl"), "none.jsonl"),
+        (("--ttft-ms", "-1"), "--ttft-ms"),
+        (("--plot", "a.png"), "SVG"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str
+) -> None:
+    assert main(["plan", "fleet", *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_trace_says_its_own_load(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text(
+        "\n".join(
+            json.dumps(
+                {"timestamp": i * 40, "input_length": 700, "output_length": 2, "hash_ids": [0, i]}
+            )
+            for i in range(1, 41)
+        )
+    )
+    words = ("plan", "fleet", "--trace", str(trace), "--ttft-ms", "500", "--block-size", "64")
+    assert main([*words, "--gpu", "h100-sxm", "--tp", "1", "--split", "chunked", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["load_per_s"] == pytest.approx(40 / 1.56)
+    assert found["asked"]["demand"]["cached_share"] == pytest.approx(0.7132, abs=1e-3)
+    assert main([*words, "--load", "3"]) == 2
+    assert "--speed" in capsys.readouterr().err
