@@ -32,9 +32,9 @@ PORT = 7000
 
 WORKER = """
 import sys
-from headrace.cluster.remote import serve_front
+from headrace.cluster.remote import serve_fronts
 from headrace.core.base.worker import Role
-serve_front(sys.argv[1], 7000, b"sixteen letters!", role=Role.MIXED, name=sys.argv[2])
+serve_fronts([(sys.argv[1], 7000)], b"sixteen letters!", role=Role.MIXED, name=sys.argv[2])
 """
 
 # The front end, in its namespace: asks all the time, and is cut off from one worker for a while.

@@ -22,10 +22,10 @@ pytestmark = pytest.mark.timeout(120)
 
 WORKER = """
 import sys
-from headrace.cluster.remote import serve_front
+from headrace.cluster.remote import serve_fronts
 from headrace.core.base.worker import Role
 port, secret, role, name = sys.argv[1:]
-serve_front("127.0.0.1", int(port), secret.encode(), role=Role(role), name=name)
+serve_fronts([("127.0.0.1", int(port))], secret.encode(), role=Role(role), name=name)
 """
 SECRET = "sixteen letters!"
 

@@ -75,7 +75,13 @@ def serve(model: Model = None, *, json: Json = False, flags: AllFlags = None) ->
 def worker(
     *,
     connect: Annotated[
-        str, Parameter(name="--connect", metavar="HOST:PORT", help="where the front end listens")
+        list[str],
+        Parameter(
+            name="--connect",
+            metavar="HOST:PORT",
+            negative="",
+            help="where a front end listens; again for each further one",
+        ),
     ],
     secret_file: Annotated[
         str,
@@ -91,9 +97,9 @@ def worker(
         ),
     ] = "",
 ) -> int:
-    """Work for a front end on another machine, which says what model it serves.
+    """Work for a front end on another machine, which says what model it serves, or for several.
 
-    It comes again when the front end is lost, until it is stopped.
+    It comes again when a front end is lost, until it is stopped.
     """
     from headrace.cli.worker import worker as command
 

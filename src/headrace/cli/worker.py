@@ -1,18 +1,19 @@
-"""`headrace worker`: a worker for a front end on another machine."""
+"""`headrace worker`: a worker for front ends on other machines."""
 
 import re
 import socket
+from collections.abc import Sequence
 from typing import Never
 
 from headrace.adapters.handshake import read_secret
 from headrace.cli.logs import start_logging
-from headrace.cluster.remote import address_of, serve_front
+from headrace.cluster.remote import address_of, serve_fronts
 from headrace.cluster.wire import WORKER_NAME
 from headrace.core.base.errors import ConfigError
 from headrace.core.base.worker import Role
 
 
-def worker(connect: str, secret_file: str, *, role: str, name: str) -> Never:
+def worker(connect: Sequence[str], secret_file: str, *, role: str, name: str) -> Never:
     """Until it is stopped."""
     if role not in list(Role):
         raise ConfigError(f"--role is {role!r}; choose one of {', '.join(Role)}")
@@ -23,6 +24,6 @@ def worker(connect: str, secret_file: str, *, role: str, name: str) -> Never:
             hint="choose another with --name",
         )
     start_logging("warning")
-    host, port = address_of(connect)
+    fronts = [address_of(text) for text in dict.fromkeys(connect)]
     secret = read_secret(secret_file)
-    serve_front(host, port, secret, role=Role(role), name=name)
+    serve_fronts(fronts, secret, role=Role(role), name=name)

@@ -44,7 +44,8 @@ ENDED: Final = "its process has ended"
 
 class Crew:
     """`handle` is called with what the workers' words mean to a FrontCore; `num_at` says how many
-    requests it has at a worker. Who leaves has `drain_timeout_s` for what is in flight there.
+    requests it has at a worker. Who leaves has `drain_timeout_s` for what is in flight there. Those
+    that have come by themselves hear of this front end every `renew_s`.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Crew:
         *,
         num_at: Callable[[WorkerId], int],
         drain_timeout_s: float,
+        renew_s: float,
     ) -> None:
         self.fleet = fleet
         self._door = door
@@ -67,6 +69,8 @@ class Crew:
         self._on_progress = on_progress
         self._num_at = num_at
         self._drain_ns = Ns(round(drain_timeout_s * NS_PER_S))
+        self._renew_ns = Ns(round(renew_s * NS_PER_S))
+        self._renewed_ns = Ns(0)
         self._now = Ns(0)
         self._to_lose: dict[WorkerProcess, tuple[Slot, str]] = {}  # lives, and why
         self._drained: list[Slot] = []
@@ -139,15 +143,33 @@ class Crew:
                 _log.error("a worker cannot be started: %s", error)
         if self._door is not None:
             self._door.close_late()
+        self._renew()
         self.switchboard.follow(self.fleet, self._door)
         self._reap()
         if self._num_starting != self.fleet.num_starting:
             self._num_starting = self.fleet.num_starting
             self._handle(WorkersStarting(self._num_starting))
 
+    @property
+    def _has_remote(self) -> bool:
+        return any(slot.is_remote for slot in self.fleet)
+
+    def _renew(self) -> None:
+        """Workers of other machines cannot see otherwise that nobody is there any more."""
+        if self._now < self._renewed_ns + self._renew_ns:
+            return
+        self._renewed_ns = self._now
+        for slot in self.fleet:
+            if slot.is_remote and slot.process is not None:
+                self._send(slot, wire.Renew())
+
     def next_ns(self) -> Ns | None:
         """When there is something to do without a word from anybody; None = never."""
-        times = (self.fleet.next_ns(), Ns(self._now + REAP_NS) if self._dying else None)
+        times = (
+            self.fleet.next_ns(),
+            Ns(self._now + REAP_NS) if self._dying else None,
+            Ns(self._renewed_ns + self._renew_ns) if self._has_remote else None,
+        )
         return min((time for time in times if time is not None), default=None)
 
     def send(self, worker_id: WorkerId, message: wire.ToWorker) -> None:

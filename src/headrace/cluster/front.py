@@ -81,6 +81,7 @@ class ClusterEngine(Intake[Restart]):
             on_progress,
             num_at=self._core.num_at,
             drain_timeout_s=drain_timeout_s,
+            renew_s=config.silence_timeout_s / 2,
         )
         self._rolling = RollingRestart(self._crew)
         self._autoscaling: Autoscaling | None = None

@@ -1,19 +1,24 @@
-"""A worker that goes to a front end on another machine, and comes again when that is lost.
+"""A worker that goes to front ends on other machines, and comes again to each that is lost.
 
     headrace worker --connect HOST:PORT --secret-file FILE
 
-Decides when to try again; what it serves is the front end's choice.
+Decides when to try again; what it serves is the front ends' choice.
 """
 
 import logging
 import socket
+import threading
 import time
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
+from queue import SimpleQueue
 from typing import Final, Never
 
 from headrace.adapters.handshake import GREETING_BYTES, greeting, stream_secret
+from headrace.cluster.shared import Occupied, SharedEngine
 from headrace.cluster.wire import Hello
-from headrace.cluster.worker import WorkerLine, serve
+from headrace.cluster.worker import Service
+from headrace.cluster.worker_line import WorkerLine
 from headrace.core.base.errors import ConfigError, TransferError
 from headrace.core.base.worker import Role
 from headrace.live.boot import AsWorker
@@ -34,31 +39,75 @@ def address_of(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def serve_front(host: str, port: int, secret: bytes, *, role: Role, name: str) -> Never:
-    """Serve whoever listens there, for good. ConfigError where the front end does not want this
-    worker, or it cannot serve.
+Address = tuple[str, int]
+
+
+def serve_fronts(fronts: Sequence[Address], secret: bytes, *, role: Role, name: str) -> Never:
+    """Serve whoever listens at these addresses, with one engine, for good. ConfigError where there
+    is no front end left that wants this worker, or that it could serve.
     """
-    delay_s = FIRST_DELAY_S
-    was_configured = False
+    hello = Hello(name=name, role=role)
+    with closing(SharedEngine(AsWorker(secret=secret))) as engine:
+        faults: SimpleQueue[ConfigError] = SimpleQueue()
+        for front in fronts:
+            link = Link(front, secret, hello, engine, faults.put)
+            threading.Thread(target=link.run, name=f"headrace-front-{front}", daemon=True).start()
+        for _ in fronts:
+            fault = faults.get()
+            _log.warning("one front end less to work for: %s", fault.message)
+    raise fault
 
-    def note() -> None:
-        nonlocal was_configured, delay_s
-        was_configured, delay_s = True, FIRST_DELAY_S
-        _log.warning("working for the front end at %s port %d", host, port)
 
-    while True:
-        was_configured = False
-        try:
-            with socket.create_connection((host, port), CONNECT_TIMEOUT_S) as stream:
-                line = _greet(stream, secret)
-                line.send(Hello(name=name, role=role))
-                # Other machines reach this one where the front end does.
-                serve(line, on_configured=note, as_worker=AsWorker(stream.getsockname()[0], secret))
-        except (EOFError, OSError, TransferError) as error:
-            why = str(error) or ("it is gone" if was_configured else "it hung up: same secret?")
-            _log.warning("no front end at %s port %d: %s", host, port, why)
-        time.sleep(delay_s)
-        delay_s = min(2 * delay_s, LONGEST_DELAY_S)
+class Link:
+    """The way to one front end, again and again. `give_up` hears why it does not try again."""
+
+    def __init__(
+        self,
+        front: Address,
+        secret: bytes,
+        hello: Hello,
+        engine: SharedEngine,
+        give_up: Callable[[ConfigError], None],
+    ) -> None:
+        self._front = front
+        self._secret = secret
+        self._hello = hello
+        self._engine = engine
+        self._give_up = give_up
+        self._delay_s = FIRST_DELAY_S
+        self._was_configured = False
+
+    def run(self) -> None:
+        while True:
+            self._was_configured = False
+            why = ""
+            try:
+                self._serve()
+            except ConfigError as error:
+                self._give_up(error)
+                return
+            except Occupied as error:
+                why = error.message
+            except (EOFError, OSError, TransferError) as error:
+                why = str(error)
+            why = why or ("it is gone" if self._was_configured else "it hung up: same secret?")
+            _log.warning("no front end at %s port %d: %s", *self._front, why)
+            time.sleep(self._delay_s)
+            self._delay_s = min(2 * self._delay_s, LONGEST_DELAY_S)
+
+    def _serve(self) -> None:
+        with socket.create_connection(self._front, CONNECT_TIMEOUT_S) as stream:
+            line = _greet(stream, self._secret)
+            line.send(self._hello)
+            # Other machines reach this one where the front end does.
+            host = stream.getsockname()[0]
+            Service(
+                self._engine, line, kv_host=host, is_leased=True, on_configured=self._note
+            ).run()
+
+    def _note(self) -> None:
+        self._was_configured, self._delay_s = True, FIRST_DELAY_S
+        _log.warning("working for the front end at %s port %d", *self._front)
 
 
 def _greet(stream: socket.socket, secret: bytes) -> WorkerLine:

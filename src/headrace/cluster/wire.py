@@ -32,7 +32,7 @@ from headrace.core.router.events import WorkerLoad
 from headrace.core.telemetry.record import RequestRecord
 from headrace.models.load import ModelDescription
 
-PROTOCOL: Final = 1
+PROTOCOL: Final = 2
 WORKER_NAME: Final = r"\A[A-Za-z0-9._-]{1,64}\Z"  # it goes into headers, labels and logs
 TO_WORKER, FROM_WORKER = "to worker", "from worker"  # directions of frames
 
@@ -65,6 +65,10 @@ class SendSnapshot(msgspec.Struct, frozen=True, tag=True):
     """Tell all that the prefix cache holds."""
 
 
+class Renew(msgspec.Struct, frozen=True, tag=True):
+    """The front end lives, whether or not there is something to do."""
+
+
 class Audit(msgspec.Struct, frozen=True, tag=True):
     """Check every law of the engine, and say whether they hold."""
 
@@ -72,7 +76,7 @@ class Audit(msgspec.Struct, frozen=True, tag=True):
 
 
 ToWorker: TypeAlias = (
-    Configure | Submit | Cancel | EndLease | SendSnapshot | Audit | Dismiss
+    Configure | Submit | Cancel | EndLease | SendSnapshot | Renew | Audit | Dismiss
 )  # ---- from a worker
 
 
