@@ -20,7 +20,9 @@ from typing import NamedTuple
 
 import msgspec
 
+from headrace.bench.dynamo import DynamoReport, is_installed, measure_dynamo
 from headrace.bench.loads import Spread
+from headrace.bench.memory import resident_bytes
 from headrace.core.base.events import BlockStored
 from headrace.core.base.plan import WorkerSpec
 from headrace.core.base.types import BlockId, Ns, WorkerId
@@ -58,6 +60,7 @@ class RouterReport(msgspec.Struct, frozen=True, kw_only=True):
     blocks_per_s: float  # stored, by `handle(WorkerKv)`
     bytes_per_replica: float  # growth of the process's memory, names included
     mean_hit_blocks: float
+    dynamo: DynamoReport | None = None  # where it is installed
 
 
 def measure(num_workers: int, num_replicas: int, num_decisions: int) -> RouterReport:
@@ -66,9 +69,9 @@ def measure(num_workers: int, num_replicas: int, num_decisions: int) -> RouterRe
     core = RouterCore(RouterConfig())
     for index in range(num_workers):
         core.handle(Ns(0), _worker_up(index))
-    before_bytes = _resident_bytes()
+    before_bytes = resident_bytes()
     blocks_per_s, kept = _fill(core, rng, num_workers, num_replicas)
-    bytes_per_replica = (_resident_bytes() - before_bytes) / core.stats().num_replicas
+    bytes_per_replica = (resident_bytes() - before_bytes) / core.stats().num_replicas
     now = _settle(core, rng, num_workers)
     prompts = [_ask(rng, rng.choice(kept)) for _ in range(num_decisions)]
     passes = [_decide(core, now, index, prompts) for index in range(NUM_PASSES)]
@@ -83,7 +86,19 @@ def measure(num_workers: int, num_replicas: int, num_decisions: int) -> RouterRe
         blocks_per_s=blocks_per_s,
         bytes_per_replica=bytes_per_replica,
         mean_hit_blocks=fmean(one.mean_hit_blocks for one in passes),
+        dynamo=_dynamo(num_workers, num_replicas, prompts) if is_installed() else None,
     )
+
+
+def _dynamo(
+    num_workers: int, num_replicas: int, prompts: Sequence[Sequence[bytes]]
+) -> DynamoReport:
+    stored = (
+        (index, _names(prompt))
+        for prompt, owners in _contents(Random(1), num_workers, num_replicas)
+        for index in owners
+    )
+    return measure_dynamo(stored, prompts, NUM_BLOCKS // 2, NUM_PASSES)
 
 
 def _worker_up(index: int) -> WorkerUp:
@@ -107,12 +122,10 @@ def _fill(
     kept: list[bytes] = []
     elapsed_ns = num_stored = 0
     seq_nos = [0] * num_workers
-    while num_stored < num_replicas:
-        prompt = rng.randbytes(16 * NUM_BLOCKS)
-        num_owners = SHARED_BY if rng.randrange(SHARED_PART) == 0 else 1
+    for prompt, owners in _contents(rng, num_workers, num_replicas):
         if len(kept) < 4096:
             kept.append(prompt)
-        for index in rng.sample(range(num_workers), min(num_owners, num_workers)):
+        for index in owners:
             for event in _publications(index, seq_nos[index], _names(prompt)):
                 started = time.thread_time_ns()
                 core.handle(Ns(0), event)
@@ -120,6 +133,19 @@ def _fill(
             seq_nos[index] += NUM_BLOCKS
             num_stored += NUM_BLOCKS
     return num_stored / elapsed_ns * 1e9, kept
+
+
+def _contents(
+    rng: Random, num_workers: int, num_replicas: int
+) -> Iterator[tuple[bytes, list[int]]]:
+    """Prompts (names in one piece), and the workers that have cached each."""
+    num_stored = 0
+    while num_stored < num_replicas:
+        prompt = rng.randbytes(16 * NUM_BLOCKS)
+        num_owners = SHARED_BY if rng.randrange(SHARED_PART) == 0 else 1
+        owners = rng.sample(range(num_workers), min(num_owners, num_workers))
+        num_stored += NUM_BLOCKS * len(owners)
+        yield prompt, owners
 
 
 def _publications(index: int, seq_no: int, names: Sequence[bytes]) -> Iterator[WorkerKv]:
@@ -213,9 +239,3 @@ def _time(
             find(names)
             taken_us[index] = min(taken_us[index], (time.thread_time_ns() - started) / 1e3)
     return taken_us
-
-
-def _resident_bytes() -> int:
-    """Of this process, on Linux."""
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * 4096

@@ -67,6 +67,10 @@ def router_table(report: RouterReport) -> Table:
         "of it: the index": report.match_us,
         "a walk through the same map": report.walk_us,
     }
+    if report.dynamo is not None:
+        peer = report.dynamo
+        name = f"Dynamo {peer.version}'s index, {peer.bytes_per_replica:.0f} bytes a replica"
+        rows[name] = peer.match_us
     for name, spread in rows.items():
         table.add_row(name, f"{spread.p50:.0f}", f"{spread.mean:.0f}", f"{spread.p99:.0f}")
     return table
