@@ -11,7 +11,13 @@ from headrace.cli.plan_flags import (
     TargetFlags,
     WorkloadFlags,
 )
-from headrace.cli.plan_fleet_flags import SearchFlags, TrafficFlags, WorkerFlags
+from headrace.cli.plan_fleet_flags import (
+    CountedFlags,
+    PolicyFlags,
+    SearchFlags,
+    TrafficFlags,
+    WorkerFlags,
+)
 
 plan = App(name="plan", help="Answer capacity questions: before there is a device to ask.")
 
@@ -163,35 +169,37 @@ def parallel(
 def routing(
     *,
     preset: Preset = None,
-    trace: Annotated[
-        str | None,
-        Parameter(help="requests as Mooncake publishes them (JSONL)", show_default=False),
-    ] = None,
-    ratio: Annotated[
-        float | None,
-        Parameter(help="share of alike requests, and of their prompts", show_default=False),
-    ] = None,
-    workers: Annotated[int, Parameter(help="workers")] = 4,
-    kv_weight: Annotated[
-        float, Parameter(help="requests that a whole uncached prompt counts as")
-    ] = 3.0,
-    hold_s: Annotated[
-        float | None,
+    simulate: Annotated[
+        bool,
         Parameter(
-            help="seconds that a request counts as load; none = for ever", show_default=False
+            help="ask the production router's policies, under the simulator's clock",
+            negative="",
+            show_default=False,
         ),
-    ] = None,
-    prefill_tokens_per_s: Annotated[float, Parameter(help="of one worker")] = 50_000.0,
+    ] = False,
+    workers: Annotated[int, Parameter(help="workers")] = 4,
+    counted: CountedFlags | None = None,
+    simulated: PolicyFlags | None = None,
+    traffic: TrafficFlags | None = None,
+    worker: WorkerFlags | None = None,
     answer: AnswerFlags | None = None,
 ) -> int:
-    """Compare round robin, load-aware and KV-aware routing: hits, prefill saved, loads."""
-    from headrace.cli.plan_routing import routing as command
-    from headrace.plan.routing import RoutingSetup
+    """Compare routing policies on a trace or a workload: hits, latencies, goodput, loads.
 
-    setup = RoutingSetup(
-        num_workers=workers,
-        kv_weight=kv_weight,
-        hold_s=hold_s,
-        prefill_tokens_per_s=prefill_tokens_per_s,
-    )
-    return command(preset, trace, ratio, setup, answer or AnswerFlags())
+    Without --simulate three policies of a teaching page are counted, without a clock.
+    """
+    answer = answer or AnswerFlags()
+    if simulate:
+        from headrace.cli.plan_policies import policies
+
+        return policies(
+            workers,
+            (preset, counted),
+            simulated or PolicyFlags(),
+            traffic or TrafficFlags(),
+            worker or WorkerFlags(),
+            answer,
+        )
+    from headrace.cli.plan_routing import routing as command
+
+    return command(preset, workers, counted, traffic, simulated or worker, answer)

@@ -23,7 +23,7 @@ from headrace.core.base.errors import ConfigError
 from headrace.core.base.request import Slo
 from headrace.core.cost.datasheet import DataSheetCostModel
 from headrace.core.cost.hardware import Accelerator
-from headrace.core.workload.profiles import profile_named
+from headrace.core.workload.profiles import CHAT, profile_named
 from headrace.plan.engines import Engine, Provenance
 from headrace.plan.fleet import every_shape
 from headrace.plan.picture import Chart, Line, Mark
@@ -34,6 +34,8 @@ from headrace.sim.fleet_answer import FleetAnswer, FleetRow
 from headrace.sim.fleet_trial import Interval, Traffic
 
 USUAL_LOAD_PER_S: Final = 10.0
+MIN_REQUESTS: Final = 10  # fewer say nothing
+USUAL_REQUESTS: Final = 400
 USUAL_WIDTHS: Final = (1, 2, 4, 8)
 MODES: Final = {"chunked": CHUNKED, "prefill-first": PREFILL_FIRST, "disaggregated": SPLIT}
 MAX_SEEDS: Final = 30
@@ -44,7 +46,7 @@ def fleet(
 ) -> int:
     check_plot(answer)
     engine = Engine.named(worker.engine)
-    traffic = traffic_of(traffic_flags, worker.seed)
+    traffic = traffic_of(traffic_flags)
     costs = costs_of(search.gpu or DEFAULT_GPUS, search.price, worker, engine)
     question = question_of(search, worker, traffic, costs)
     check_range("--time-budget-s", search.time_budget_s, 1.0, 1e6)
@@ -70,10 +72,11 @@ def fleet(
 # ---- what is asked for
 
 
-def traffic_of(flags: TrafficFlags, seed: int) -> Traffic:
+def traffic_of(flags: TrafficFlags) -> Traffic:
     """Raises ConfigError for numbers out of range, and for what is no trace."""
-    check_range("--requests", flags.requests, 10, 1e7)
-    profile = profile_named(flags.workload)
+    if flags.requests is not None:
+        check_range("--requests", flags.requests, MIN_REQUESTS, 1e7)
+    profile = CHAT if flags.workload is None else profile_named(flags.workload)
     limits = {
         name: limit
         for name in ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms")
@@ -84,7 +87,7 @@ def traffic_of(flags: TrafficFlags, seed: int) -> Traffic:
     slo = msgspec.structs.replace(profile.slo, **limits)
     if flags.trace is not None:
         return trace_traffic(flags, slo)
-    if flags.speed != 1.0:
+    if flags.speed is not None:
         raise ConfigError("--speed is of a trace", hint="say --load instead")
     lengths = {
         f"{name}_tokens": value
@@ -96,20 +99,22 @@ def traffic_of(flags: TrafficFlags, seed: int) -> Traffic:
     load = USUAL_LOAD_PER_S if flags.load is None else flags.load
     check_range("--load", load, 1e-3, 1e5)
     profile = msgspec.structs.replace(profile, slo=slo, **lengths)
-    return Traffic(profile=profile, load_per_s=load, num_requests=flags.requests)
+    return Traffic(profile=profile, load_per_s=load, num_requests=flags.requests or USUAL_REQUESTS)
 
 
 def trace_traffic(flags: TrafficFlags, slo: Slo) -> Traffic:
-    for name in ("load", "prompt", "output"):
+    for name in ("workload", "load", "prompt", "output"):
         if getattr(flags, name) is not None:
             raise ConfigError(
                 f"--{name} is of a made-up workload", hint="leave it out, or --trace; see --speed"
             )
-    check_range("--speed", flags.speed, 1e-6, 1e6)
+    speed = 1.0 if flags.speed is None else check_range("--speed", flags.speed, 1e-6, 1e6)
     requests = [
-        msgspec.structs.replace(one, arrival_s=one.arrival_s / flags.speed)
-        for one in read_trace(str(flags.trace))[: flags.requests]
+        msgspec.structs.replace(one, arrival_s=one.arrival_s / speed)
+        for one in read_trace(str(flags.trace))[: flags.requests or USUAL_REQUESTS]
     ]
+    if len(requests) < MIN_REQUESTS:
+        raise ConfigError(f"the trace {flags.trace} holds {len(requests)} requests: too few")
     return Traffic.of_trace(requests, slo)
 
 
@@ -141,6 +146,7 @@ def costs_of(
 
 
 def priced(accelerator: Accelerator, usd_per_hour: float | None) -> Accelerator:
+    """With its own price, where another is None."""
     if usd_per_hour is None:
         return accelerator
     return msgspec.structs.replace(accelerator, price_usd_per_hour=usd_per_hour)
@@ -164,15 +170,11 @@ def question_of(
     check_range("--attainment", search.attainment, 0.01, 1.0)
     check_range("--seeds", search.seeds, 1, MAX_SEEDS)
     check_range("--max-gpus", search.max_gpus, 1, 4096)
-    check_range("--step-tokens", worker.step_tokens, 16, 1 << 20)
-    check_range("--block-size", worker.block_size, 1, 4096)
+    check_worker(worker)
     for tp in search.tp:
         check_range("--tp", tp, 1, 1024)
-    if worker.kv_link_gb_s is not None:
-        check_range("--kv-link-gb-s", worker.kv_link_gb_s, 1e-6, 1e6)
     modes = [find("split", name, MODES) for name in search.split] or list(MODES.values())
-    for policy in search.policy:
-        check_policy(policy)
+    check_policies(search.policy)
     usual = FleetQuestion(shapes=(), traffic=traffic)
     return FleetQuestion(
         shapes=tuple(every_shape(costs, search.tp or USUAL_WIDTHS, modes)),
@@ -187,9 +189,17 @@ def question_of(
     )
 
 
-def check_policy(name: str) -> None:
-    if name not in POLICIES:
-        raise ConfigError(f"--policy is {name!r}", hint="known: " + ", ".join(POLICIES))
+def check_worker(worker: WorkerFlags) -> None:
+    check_range("--step-tokens", worker.step_tokens, 16, 1 << 20)
+    check_range("--block-size", worker.block_size, 1, 4096)
+    if worker.kv_link_gb_s is not None:
+        check_range("--kv-link-gb-s", worker.kv_link_gb_s, 1e-6, 1e6)
+
+
+def check_policies(names: Sequence[str]) -> None:
+    for name in names:
+        if name not in POLICIES:
+            raise ConfigError(f"--policy is {name!r}", hint="known: " + ", ".join(POLICIES))
 
 
 # ---- what comes of it

@@ -38,20 +38,27 @@ def _listed(group: Group, text: str) -> Parameter:
 class TrafficFlags:
     """What comes, and what it may take."""
 
-    workload: Annotated[str, Parameter(group=_REQUESTS, help="chat, agent or rag")] = "chat"
+    workload: Annotated[str | None, _flag(_REQUESTS, "chat (the default), agent or rag")] = None
     trace: Annotated[
         str | None,
         _flag(_REQUESTS, "file of a published trace (Mooncake, Bailian, Azure, BurstGPT) instead"),
     ] = None
     speed: Annotated[
-        float, Parameter(group=_REQUESTS, help="of the trace; 2 = all comes in half the time")
-    ] = 1.0
+        float | None, _flag(_REQUESTS, "of the trace; 2 = all comes in half the time")
+    ] = None
     load: Annotated[
-        float | None, _flag(_REQUESTS, "requests per second; none = 10, or the trace's")
+        float | None,
+        _flag(
+            _REQUESTS,
+            "requests per second; none = 10, or 70 % of what `plan routing` has workers for",
+        ),
     ] = None
     requests: Annotated[
-        int, Parameter(group=_REQUESTS, help="that are counted, about, in each run")
-    ] = 400
+        int | None,
+        _flag(
+            _REQUESTS, "that are counted in each run, about, or the first of a trace; none = 400"
+        ),
+    ] = None
     prompt: Annotated[int | None, _flag(_REQUESTS, "mean prompt tokens")] = None
     output: Annotated[int | None, _flag(_REQUESTS, "mean output tokens")] = None
 
@@ -118,3 +125,37 @@ class WorkerFlags:
         float | None, _flag(_RUNS, "GB/s of a worker's link for KV; none = its data sheet's")
     ] = None
     seed: Annotated[int, Parameter(group=_EFFORT, help="of everything that is left to chance")] = 0
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class PolicyFlags:
+    """What `plan routing --simulate` compares, on what."""
+
+    policy: Annotated[
+        tuple[str, ...], _listed(_SEARCH, "policy of the router; none = all of them")
+    ] = ()
+    gpu: Annotated[str, Parameter(group=_RUNS, help="accelerator")] = DEFAULT_GPUS[0]
+    tp: Annotated[int, Parameter(group=_RUNS, help="devices of a worker")] = 1
+    seeds: Annotated[int, Parameter(group=_EFFORT, help="runs of each policy")] = 3
+
+
+@Parameter(name="*", group=Group("Only counted", sort_key=6))
+@dataclass(frozen=True, kw_only=True)
+class CountedFlags:
+    """What the page's policies go by."""
+
+    ratio: Annotated[
+        float | None,
+        Parameter(help="share of alike requests, and of their prompts", show_default=False),
+    ] = None
+    kv_weight: Annotated[
+        float, Parameter(help="requests that a whole uncached prompt counts as")
+    ] = 3.0
+    hold_s: Annotated[
+        float | None,
+        Parameter(
+            help="seconds that a request counts as load; none = for ever", show_default=False
+        ),
+    ] = None
+    prefill_tokens_per_s: Annotated[float, Parameter(help="of one worker")] = 50_000.0

@@ -8,6 +8,7 @@ from rich.table import Table
 
 from headrace.cli.plan_answer import check_plot, give, right_aligned
 from headrace.cli.plan_flags import AnswerFlags
+from headrace.cli.plan_fleet_flags import CountedFlags, TrafficFlags
 from headrace.cli.plan_target import check_range
 from headrace.core.base.errors import ConfigError
 from headrace.core.workload.traces import TraceRequest, parse_mooncake
@@ -33,12 +34,27 @@ CURVE_POINTS = 200
 
 def routing(
     preset: str | None,
-    trace: str | None,
-    ratio: float | None,
-    setup: RoutingSetup,
+    num_workers: int,
+    counted: CountedFlags | None,
+    traffic: TrafficFlags | None,
+    simulated: object | None,
     answer: AnswerFlags,
 ) -> int:
+    """`traffic` may name a trace, and nothing else; `simulated` must be None."""
     check_plot(answer)
+    trace = traffic.trace if traffic else None
+    if simulated is not None or (traffic is not None and traffic != TrafficFlags(trace=trace)):
+        raise ConfigError(
+            "these flags are of a simulation", hint="say --simulate, or leave them out"
+        )
+    counted = counted or CountedFlags()
+    setup = RoutingSetup(
+        num_workers=num_workers,
+        kv_weight=counted.kv_weight,
+        hold_s=counted.hold_s,
+        prefill_tokens_per_s=counted.prefill_tokens_per_s,
+    )
+    ratio = counted.ratio
     check_setup(setup)
     if preset is not None:
         find("preset", preset, {"reference-20": None})

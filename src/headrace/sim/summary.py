@@ -43,6 +43,7 @@ class RoleUse(msgspec.Struct, frozen=True, kw_only=True):
     steps_per_s: float  # of one worker
     tokens_per_step: float
     num_preemptions: int
+    imbalance: float  # tokens computed by the worker that had most, over the mean
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,7 +154,8 @@ def role_uses(report: ClusterReport) -> tuple[RoleUse, ...]:
         workers = [worker for worker in report.workers if worker.role is role]
         up_ns = max(1, sum(worker.up_ns for worker in workers))
         num_steps = sum(worker.stats.num_steps for worker in workers)
-        num_tokens = sum(worker.stats.num_computed_tokens for worker in workers)
+        tokens = [worker.stats.num_computed_tokens for worker in workers]
+        num_tokens = sum(tokens)
         uses.append(
             RoleUse(
                 role=role.value,
@@ -162,6 +164,7 @@ def role_uses(report: ClusterReport) -> tuple[RoleUse, ...]:
                 steps_per_s=num_steps / up_ns * NS_PER_S,
                 tokens_per_step=num_tokens / max(1, num_steps),
                 num_preemptions=sum(worker.stats.num_preemptions for worker in workers),
+                imbalance=max(tokens) * len(tokens) / max(1, num_tokens),
             )
         )
     return tuple(uses)

@@ -105,3 +105,46 @@ def test_a_trace_says_its_own_load(capsys: pytest.CaptureFixture[str], tmp_path:
     assert found["asked"]["demand"]["cached_share"] == pytest.approx(0.7132, abs=1e-3)
     assert main([*words, "--load", "3"]) == 2
     assert "--speed" in capsys.readouterr().err
+
+
+ROUTING = (
+    *("plan", "routing", "--simulate", "--workload", "rag", "--prompt", "600", "--output", "3"),
+    *("--requests", "40", "--workers", "3", "--seeds", "1", "--block-size", "64"),
+)
+
+
+def test_policies_of_the_router_meet_the_same_requests(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    plot = tmp_path / "policies.svg"
+    assert main([*ROUTING, "--plot", str(plot)]) == 0
+    out = capsys.readouterr().out
+    for policy in ("kv", "prefix", "session", "least_loaded", "power_of_two", "round_robin"):
+        assert policy in out
+    ElementTree.fromstring(plot.read_text("utf-8"))
+    assert main([*ROUTING, "--policy", "kv", "--policy", "random", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    kv, random = found["policies"]
+    assert (kv["policy"], random["policy"]) == ("kv", "random")
+    assert kv["load_per_s"] == random["load_per_s"]
+    assert min(kv["ttft_to_best"], random["ttft_to_best"]) == 1.0
+    assert kv["imbalance"] < random["imbalance"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--simulate", "--preset", "reference-20"), "neither --preset"),
+        (("--simulate", "--hold-s", "3"), "only counted"),
+        (("--workload", "chat"), "--simulate"),
+        (("--policy", "kv"), "--simulate"),
+        (("--simulate", "--policy", "best"), "least_loaded"),
+        (("--simulate", "--model", "Meta-Llama-3.1-70B"), "weights take"),
+        (("--simulate", "--workers", "0"), "--workers"),
+    ],
+)
+def test_routing_that_cannot_be_is_refused(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str
+) -> None:
+    assert main(["plan", "routing", *words]) == 2
+    assert said in capsys.readouterr().err
