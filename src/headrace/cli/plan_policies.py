@@ -59,19 +59,7 @@ def policies(
     check_worker(worker)
     check_policies(flags.policy)
     engine = Engine.named(worker.engine)
-    [found] = costs_of((flags.gpu,), (), worker, engine)
-    cost = msgspec.structs.replace(
-        found, accelerator=priced(found.accelerator, 1.0), layout=Layout(tp=flags.tp)
-    )
-    fleet = Fleet(
-        shape=Shape(cost=cost, mode=CHUNKED),
-        prefill_workers=0,
-        decode_workers=num_workers,
-        policy=POLICIES[0],
-        step_tokens=worker.step_tokens,
-        block_size=worker.block_size,
-        kv_link_bytes_per_s=(worker.kv_link_gb_s or 0.0) * 1e9,
-    )
+    fleet = fleet_of(num_workers, flags, worker, engine)
     traffic = usual_load(traffic_of(traffic_flags), traffic_flags, fleet)
     seeds = range(worker.seed, worker.seed + flags.seeds)
     rows = compare_policies(fleet, traffic, seeds, flags.policy or POLICIES, report_note)
@@ -92,6 +80,23 @@ def policies(
         hit_chart(rows),
         answer,
         provenance=provenance,
+    )
+
+
+def fleet_of(num_workers: int, flags: PolicyFlags, worker: WorkerFlags, engine: Engine) -> Fleet:
+    """Its price decides nothing, and may be unknown."""
+    [found] = costs_of((flags.gpu,), (), worker, engine)
+    cost = msgspec.structs.replace(
+        found, accelerator=priced(found.accelerator, 1.0), layout=Layout(tp=flags.tp)
+    )
+    return Fleet(
+        shape=Shape(cost=cost, mode=CHUNKED),
+        prefill_workers=0,
+        decode_workers=num_workers,
+        policy=POLICIES[0],
+        step_tokens=worker.step_tokens,
+        block_size=worker.block_size,
+        kv_link_bytes_per_s=(worker.kv_link_gb_s or 0.0) * 1e9,
     )
 
 

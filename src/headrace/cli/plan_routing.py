@@ -42,20 +42,9 @@ def routing(
 ) -> int:
     """`traffic` may name a trace, and nothing else; `simulated` must be None."""
     check_plot(answer)
-    trace = traffic.trace if traffic else None
-    if simulated is not None or (traffic is not None and traffic != TrafficFlags(trace=trace)):
-        raise ConfigError(
-            "these flags are of a simulation", hint="say --simulate, or leave them out"
-        )
+    trace = counted_trace(traffic, simulated)
     counted = counted or CountedFlags()
-    setup = RoutingSetup(
-        num_workers=num_workers,
-        kv_weight=counted.kv_weight,
-        hold_s=counted.hold_s,
-        prefill_tokens_per_s=counted.prefill_tokens_per_s,
-    )
-    ratio = counted.ratio
-    check_setup(setup)
+    setup, ratio = setup_of(num_workers, counted), counted.ratio
     if preset is not None:
         find("preset", preset, {"reference-20": None})
         if trace is not None or ratio is not None or setup != RoutingSetup():
@@ -85,6 +74,27 @@ def routing(
     if len(requests) <= MAX_REQUESTS_SHOWN:
         tables.append(assignment_table(runs, requests))
     return give(figures, tables, saved_chart(runs), answer, provenance=provenance)
+
+
+def counted_trace(traffic: TrafficFlags | None, simulated: object | None) -> str | None:
+    """Raises ConfigError for whatever needs a clock."""
+    trace = traffic.trace if traffic else None
+    if simulated is not None or (traffic is not None and traffic != TrafficFlags(trace=trace)):
+        raise ConfigError(
+            "these flags are of a simulation", hint="say --simulate, or leave them out"
+        )
+    return trace
+
+
+def setup_of(num_workers: int, counted: CountedFlags) -> RoutingSetup:
+    setup = RoutingSetup(
+        num_workers=num_workers,
+        kv_weight=counted.kv_weight,
+        hold_s=counted.hold_s,
+        prefill_tokens_per_s=counted.prefill_tokens_per_s,
+    )
+    check_setup(setup)
+    return setup
 
 
 def check_setup(setup: RoutingSetup) -> None:
