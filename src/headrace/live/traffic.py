@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -45,6 +45,9 @@ _log = logging.getLogger(__name__)
 MAX_WAITING_TOKENS: Final = 8 << 20  # that wait to be named; beyond, requests are left out
 FIRST_LOOK_S: Final = 5.0  # at what is known of the workers; each pause is twice the last
 LONGEST_PAUSE_S: Final = 600.0
+
+
+MakeLine = Callable[[Namer], Recorded]
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,7 +117,7 @@ class TrafficRecorder:
         self._namer: Namer | None = None
         self._facts: Facts | None = None
         self._gate = threading.Condition()  # over all that follows
-        self._waiting: deque[tuple[Callable[[Namer], Recorded], int]] = deque()
+        self._waiting: deque[tuple[MakeLine, int]] = deque()
         self._num_waiting_tokens = 0
         self._num_lost = 0
         self._is_closed = False
@@ -151,7 +154,7 @@ class TrafficRecorder:
     def began_ns(self) -> Ns:
         return self._began_ns
 
-    def add(self, make: Callable[[Namer], Recorded], num_tokens: int) -> None:
+    def add(self, make: MakeLine, num_tokens: int) -> None:
         """`make` makes a line that takes about as long as so many tokens are many."""
         with self._gate:
             if self._is_closed or self._file is None:
@@ -191,7 +194,7 @@ class TrafficRecorder:
             if is_closed:
                 return
 
-    def _take(self, timeout_s: float) -> tuple[bool, list[Callable[[Namer], Recorded]], int]:
+    def _take(self, timeout_s: float) -> tuple[bool, list[MakeLine], int]:
         with self._gate:
             if not (self._waiting or self._is_closed):
                 self._gate.wait(max(0.0, timeout_s))
@@ -200,7 +203,7 @@ class TrafficRecorder:
             num_lost, self._num_lost, self._num_waiting_tokens = self._num_lost, 0, 0
             return self._is_closed, makes, num_lost
 
-    def _write(self, make: Callable[[Namer], Recorded], file: TrafficFile) -> None:
+    def _write(self, make: MakeLine, file: TrafficFile) -> None:
         assert self._namer is not None
         file.write(make(self._namer))
 
@@ -233,6 +236,15 @@ class TrafficRecorder:
                 file.close()
 
 
+class Keeper(Protocol):
+    """Whoever keeps lines: a TrafficRecorder."""
+
+    @property
+    def began_ns(self) -> Ns: ...
+
+    def add(self, make: MakeLine, num_tokens: int) -> None: ...
+
+
 class _Life:
     __slots__ = ("number", "output", "spec")
 
@@ -247,10 +259,14 @@ class EngineTraffic:
     and each record when it is final.
     """
 
-    def __init__(self, recorder: TrafficRecorder) -> None:
+    def __init__(self, recorder: Keeper) -> None:
         self._recorder = recorder
         self._living: dict[SeqId, _Life] = {}
         self._num_requests = 0
+
+    @property
+    def num_living(self) -> int:
+        return len(self._living)
 
     def observe(self, event: EngineEvent, effects: Sequence[EngineEffect]) -> None:
         if isinstance(event, Arrive) and event.seqs:

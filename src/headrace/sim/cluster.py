@@ -29,6 +29,7 @@ from headrace.core.workload.source import Source
 from headrace.sim.cluster_worker import Habits, MessageFaults, Pool, SimWorker, TokenTimes
 from headrace.sim.network import Network
 from headrace.sim.runtime import SimRuntime
+from headrace.sim.steps import Written
 
 MAX_CALLS = 1_000_000_000
 KV_LINK = Link(latency_ns=10_000.0, byte_ns=0.02)  # 50 GB/s
@@ -53,6 +54,7 @@ class Cluster:
     faults: MessageFaults = field(default_factory=MessageFaults)
     deaths: tuple[Death, ...] = ()
     seed: int = 0
+    written: Written | None = None  # what sequences answer; None = anything
     glides: bool = True  # steps that are alike are taken at once; the decisions are the same
     is_checked: bool = False  # cores check their laws after every event, at a cost
 
@@ -139,6 +141,7 @@ class _World:
             seed=cluster.seed,
             is_checked=cluster.is_checked,
             glides=cluster.glides,
+            written=cluster.written,
             shows_plans=observe_plan is not None,
         )
         self.message_ns = Ns(round(cluster.message_ms * NS_PER_MS))

@@ -52,7 +52,7 @@ from headrace.core.telemetry import RequestRecord, Telemetry
 from headrace.sim.engine import Run, SimEngine
 from headrace.sim.network import Network
 from headrace.sim.runtime import SimRuntime
-from headrace.sim.steps import ListedSteps
+from headrace.sim.steps import ListedSteps, Written
 
 TokenTimes = Mapping[SeqId, Sequence[Ns]]
 
@@ -122,6 +122,7 @@ class Habits:
     is_checked: bool
     glides: bool
     shows_plans: bool
+    written: Written | None = None
 
 
 class SimWorker:
@@ -139,7 +140,7 @@ class SimWorker:
         self._front = front
         self._engine = SimEngine(
             build_worker(pool.config, pool.spec, pool.believed),
-            ListedSteps(pool.cost, pool.spec.vocab_size, seed=habits.seed),
+            ListedSteps(pool.cost, pool.spec.vocab_size, seed=habits.seed, written=habits.written),
             Telemetry(Slo(), pool.believed),
             front.runtime,
             self,

@@ -1,15 +1,81 @@
-"""What an event log tells a simulation: a worker as it once ran, or what its steps took."""
+"""What an event log tells a simulation: a worker as it once ran, or what its steps took.
 
-from collections.abc import Iterable, Iterator
+A simulation of it meets the recorded inputs, and its steps take what they took; everything else is
+decided again.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import msgspec
 
 from headrace.adapters.executors.sim import RecordedSteps, StepOutcome
-from headrace.core.base.events import Arrive, Cancel, StartStep, StepDone, StepFailed, Timer
+from headrace.core.base.errors import ConfigError
+from headrace.core.base.events import (
+    Arrive,
+    Cancel,
+    EngineEffect,
+    EngineEvent,
+    StartStep,
+    StepDone,
+    StepFailed,
+    Timer,
+)
 from headrace.core.base.plan import StepPlan, WorkerSpec
 from headrace.core.base.types import Ns, StepId
 from headrace.core.config.schema import WorkerConfig
 from headrace.core.cost.model import CostModel, StepShape
 from headrace.core.engine.trace import Frame
-from headrace.sim.world import WorkerSetup
+from headrace.sim.world import WorkerSetup, World, simulate
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Rerun(msgspec.Struct, frozen=True, kw_only=True):
+    """A log decided again, up to the first turn that is not as recorded; None stands for a turn
+    that is missing on that side.
+    """
+
+    num_events: int  # alike
+    num_steps: int  # planned within them
+    is_equal: bool
+    recorded: Frame | None = None
+    simulated: Frame | None = None
+
+
+class _Differs(Exception):
+    """The simulation need not go on."""
+
+
+def rerun(
+    config: WorkerConfig, spec: WorkerSpec, cost: CostModel, frames: Sequence[Frame]
+) -> Rerun:
+    """Simulate a recorded worker, and compare every event, its time and its effects."""
+    alike: list[Frame] = []
+    differing: list[Frame] = []
+
+    def observe(_: int, now: Ns, event: EngineEvent, effects: Sequence[EngineEffect]) -> None:
+        frame = Frame(now, event, tuple(effects))
+        place = len(alike)
+        # Bytes, since they also tell 1 from 1.0 and find a NaN equal to itself.
+        if place == len(frames) or _encode(frame) != _encode(frames[place]):
+            differing.append(frame)
+            raise _Differs
+        alike.append(frame)
+
+    try:
+        world = World(workers=(recorded_setup(config, spec, cost, frames),), is_checked=False)
+        simulate(world, observe)
+    except _Differs:
+        pass
+    num = len(alike)
+    is_equal = not differing and num == len(frames)
+    return Rerun(
+        num_events=num,
+        num_steps=sum(isinstance(effect, StartStep) for one in alike for effect in one.effects),
+        is_equal=is_equal,
+        recorded=frames[num] if num < len(frames) else None,
+        simulated=differing[0] if differing else None,
+    )
 
 
 def recorded_setup(
@@ -32,6 +98,10 @@ def recorded_setup(
             case StepDone() | StepFailed():
                 event = frame.event
                 step_id = event.result.step_id if isinstance(event, StepDone) else event.step_id
+                if step_id not in started_ns:
+                    raise ConfigError(
+                        f"the log is damaged: it has the end of step {step_id}, and no begin"
+                    )
                 outcomes[step_id] = event, Ns(frame.now - max(ended_ns, started_ns[step_id]))
                 ended_ns = frame.now
         for effect in frame.effects:

@@ -1,5 +1,6 @@
 """Results of steps that nobody computes: tokens out of one long list, times by a cost model."""
 
+from collections.abc import Callable
 from functools import cache
 from random import Random
 from typing import Final
@@ -9,6 +10,9 @@ from headrace.core.base.events import StepDone
 from headrace.core.base.plan import SeqResult, SeqStep, StepPlan, StepResult
 from headrace.core.base.types import Ns, SeqId
 from headrace.core.cost.model import CostModel, StepShape
+
+Written = Callable[[SeqId, int, int], tuple[int, ...]]
+"""The tokens of a sequence at the positions from the second argument to the third."""
 
 _NUM_TOKENS: Final = 1 << 16  # of the list; a sequence begins somewhere in it
 _STRIDE: Final = 40_503  # odd, so that neighbours begin far from each other
@@ -23,11 +27,20 @@ def _listed(vocab_size: int, seed: int) -> tuple[int, ...]:
 class ListedSteps:
     """A StepSource whose tokens depend on the sequence and the position alone, so that they are the
     same wherever and with whomever it runs. A token costs a look-up, of which there are millions.
+    `written` says what sequences answer where that is known beforehand.
     """
 
-    def __init__(self, cost: CostModel, vocab_size: int, *, seed: int = 0) -> None:
+    def __init__(
+        self,
+        cost: CostModel,
+        vocab_size: int,
+        *,
+        seed: int = 0,
+        written: Written | None = None,
+    ) -> None:
         self._cost = cost
         self._tokens = _listed(vocab_size, seed)
+        self._written = written
 
     def outcome(self, plan: StepPlan) -> StepOutcome:
         elapsed_ns = self.elapsed_ns(StepShape.of(plan))
@@ -39,6 +52,8 @@ class ListedSteps:
 
     def tokens(self, seq_id: SeqId, start: int, end: int) -> tuple[int, ...]:
         """At these positions of a sequence, no more than the list has."""
+        if self._written is not None:
+            return self._written(seq_id, start, end)
         first = (seq_id * _STRIDE + start) % _NUM_TOKENS
         return self._tokens[first : first + end - start]
 

@@ -1,0 +1,90 @@
+"""`headrace sim run`: what was recorded, simulated as it was, and how near that comes."""
+
+from typing import Any
+
+import msgspec
+
+from headrace.cli.output import print_json, print_table, report_error, report_note
+from headrace.cli.sim_log import is_recording, load_recording, notes_on, path_of
+from headrace.cli.sim_tables import figure_table, miss_table
+from headrace.core.base.request import Slo
+from headrace.core.engine.trace import Frame
+from headrace.live.event_log import EventLogReader
+from headrace.sim.compare import Run, compare, misses
+from headrace.sim.outcomes import recorded_outcomes
+from headrace.sim.recorded import Rerun, rerun
+from headrace.sim.whatif import Trial, default_slo, run_trial, span_s
+
+
+def run(log: str, slo: Slo, *, seed: int, as_json: bool) -> int:
+    """Exit code 1 where an event log is decided otherwise than recorded."""
+    if is_recording(path_of(log)):
+        return _run_recording(log, slo, seed=seed, as_json=as_json)
+    return _run_events(log, as_json=as_json)
+
+
+def _run_recording(log: str, slo: Slo, *, seed: int, as_json: bool) -> int:
+    recording = load_recording(log)
+    trial = Trial(slo=slo, seed=seed)
+    simulated = run_trial(recording, trial)
+    length_s = span_s(recording)
+    was = Run(
+        outcomes=(recorded_outcomes(recording, default_slo(recording, trial)),), span_s=length_s
+    )
+    will = Run(outcomes=(simulated,), span_s=length_s)
+    found, changed = compare(was, will, seed=seed), misses(was, will)
+    if as_json:
+        print_json(
+            {
+                "kind": "recording",
+                "num_requests": len(recording.requests),
+                "figures": msgspec.to_builtins(found),
+                "misses": msgspec.to_builtins(changed),
+                "trace_hash": simulated.trace_hash,
+                "notes": notes_on(recording),
+            }
+        )
+        return 0
+    title = f"{len(recording.requests)} requests in {length_s:,.1f} s"
+    print_table(figure_table(title, found, ("recorded", "simulated")))
+    if changed:
+        print_table(miss_table(changed, ("recorded", "simulated")))
+    for note in notes_on(recording):
+        report_note(note)
+    return 0
+
+
+def _run_events(log: str, *, as_json: bool) -> int:
+    with EventLogReader(path_of(log)) as reader:
+        header, frames = reader.header, list(reader)
+        is_truncated = reader.is_truncated
+    found = rerun(header.config, header.spec, header.cost, frames)
+    if as_json:
+        print_json(
+            {
+                "kind": "event log",
+                "num_events": found.num_events,
+                "num_steps": found.num_steps,
+                "is_equal": found.is_equal,
+                "is_truncated": is_truncated,
+                "recorded": _words(found.recorded),
+                "simulated": _words(found.simulated),
+            }
+        )
+    elif found.is_equal:
+        cut = "; the log's last frame is cut" if is_truncated else ""
+        print(f"{found.num_events} events, {found.num_steps} steps: decided as recorded{cut}")
+    else:
+        report_error(_difference(found))
+    return 0 if found.is_equal else 1
+
+
+def _words(frame: Frame | None) -> Any:
+    return None if frame is None else msgspec.to_builtins(frame)
+
+
+def _difference(found: Rerun) -> str:
+    return (
+        f"event {found.num_events} is not as recorded"
+        f"\nrecorded: {found.recorded}\nsimulated: {found.simulated}"
+    )

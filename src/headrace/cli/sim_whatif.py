@@ -1,0 +1,135 @@
+"""`headrace sim whatif`: recorded traffic under another configuration, beside the recorded one."""
+
+from dataclasses import asdict
+from typing import Any, Final
+
+import msgspec
+
+from headrace.cli.output import print_json, print_table, report_note
+from headrace.cli.plan_target import check_range
+from headrace.cli.sim_log import load_recording, notes_on
+from headrace.cli.sim_tables import figure_table, miss_table
+from headrace.cli.sim_whatif_flags import SloFlags, WhatIfFlags
+from headrace.core.base.errors import ConfigError
+from headrace.core.base.request import Slo
+from headrace.core.config.settings import SETTINGS
+from headrace.core.workload.recording import Recording
+from headrace.sim.compare import NUM_BLOCKS, NUM_DRAWS, Run, compare, figures, misses
+from headrace.sim.outcomes import recorded_outcomes
+from headrace.sim.whatif import Changes, Trial, default_slo, run_trial, span_s
+
+# The settings whose choices and limits flags of a change have.
+_SETTING_OF: Final = {
+    "policy": "router.policy",
+    "handoff": "cluster.handoff",
+    "order": "scheduler.order",
+    "budget": "scheduler.budget",
+    "admission": "scheduler.admission",
+    "max_running": "scheduler.max_running_seqs",
+    "step_tokens": "scheduler.step_tokens",
+    "itl_target_ms": "scheduler.itl_target_ms",
+    "workers": "cluster.workers",
+    "prefill": "cluster.prefill",
+    "decode": "cluster.decode",
+}
+INTERVALS: Final = (
+    f"intervals: 95 % of {NUM_DRAWS} draws of a paired bootstrap over {NUM_BLOCKS} blocks of"
+    " neighbouring requests, the same requests for both"
+)
+
+
+def slo_of(flags: SloFlags) -> Slo:
+    stated = {name.removeprefix("slo_"): limit for name, limit in asdict(flags).items()}
+    for name, limit in stated.items():
+        check_range(f"--slo-{name.replace('_', '-')}", 1.0 if limit is None else limit, 1e-3, 1e9)
+    return Slo(**stated)
+
+
+def whatif(log: str, flags: WhatIfFlags, slo: Slo, *, as_json: bool) -> int:
+    changes = changes_of(flags)
+    recording = load_recording(log)
+    was, before, after = _runs(recording, changes, flags, slo)
+    found, changed = compare(before, after, seed=flags.seed), misses(before, after)
+    as_recorded = figures(was)
+    if as_json:
+        print_json(_answer(recording, changes, flags, as_recorded, found, changed))
+        return 0
+    columns = ("recorded", "simulated", "asked")
+    num = len(recording.requests)
+    title = f"{num} requests in {before.span_s:,.1f} s; asked: {_words(changes)}"
+    print_table(figure_table(title, found, columns, as_recorded))
+    if changed:
+        print_table(miss_table(changed, ("simulated", "asked")))
+    report_note(INTERVALS + (f", {flags.seeds} seeds" if flags.seeds > 1 else ""))
+    for note in notes_on(recording):
+        report_note(note)
+    return 0
+
+
+def changes_of(flags: WhatIfFlags) -> Changes:
+    """Raises ConfigError for a value that the setting of that name could not have."""
+    for name, key in _SETTING_OF.items():
+        value = getattr(flags, name)
+        setting = SETTINGS[key]
+        if value is None:
+            continue
+        if setting.choices and value not in setting.choices:
+            raise ConfigError(f"--{name} is {value!r}", hint="known: " + ", ".join(setting.choices))
+        if not setting.choices:
+            low = 0.0 if setting.low is None else setting.low
+            high = 1e12 if setting.high is None else setting.high
+            check_range(f"--{name.replace('_', '-')}", value, low, high)
+    check_range("--kv-blocks", 1 if flags.kv_blocks is None else flags.kv_blocks, 1, 1 << 40)
+    link = 1.0 if flags.kv_link_gb_s is None else flags.kv_link_gb_s
+    check_range("--kv-link-gb-s", link, 1e-6, 1e6)
+    check_range("--speed", flags.speed, 1e-6, 1e6)
+    check_range("--seeds", flags.seeds, 1, 1000)
+    check_range("--price", 0.0 if flags.price is None else flags.price, 0.0, 1e9)
+    given = asdict(flags)
+    given["max_running_seqs"] = given.pop("max_running")
+    return Changes(**{name: given[name] for name in Changes.__struct_fields__})
+
+
+def _runs(
+    recording: Recording, changes: Changes, flags: WhatIfFlags, slo: Slo
+) -> tuple[Run, Run, Run]:
+    """As it was; simulated as it was; simulated as asked."""
+    length_s, price = span_s(recording, flags.speed), flags.price or 0.0
+    seeds = range(flags.seed, flags.seed + flags.seeds)
+
+    def simulated(what: Changes) -> Run:
+        trials = [Trial(changes=what, slo=slo, speed=flags.speed, seed=seed) for seed in seeds]
+        outcomes = tuple(run_trial(recording, trial) for trial in trials)
+        return Run(outcomes=outcomes, span_s=length_s, price_per_hour=price)
+
+    was = recorded_outcomes(recording, default_slo(recording, Trial(slo=slo)))
+    as_it_was = Run(outcomes=(was,), span_s=span_s(recording), price_per_hour=price)
+    return as_it_was, simulated(Changes()), simulated(changes)
+
+
+def _words(changes: Changes) -> str:
+    asked = {
+        name: value for name, value in msgspec.structs.asdict(changes).items() if value is not None
+    }
+    return ", ".join(f"{name} {value}" for name, value in asked.items()) or "nothing else"
+
+
+def _answer(
+    recording: Recording,
+    changes: Changes,
+    flags: WhatIfFlags,
+    as_recorded: dict[str, float | None],
+    found: Any,
+    changed: Any,
+) -> dict[str, Any]:
+    return {
+        "num_requests": len(recording.requests),
+        "asked": msgspec.to_builtins(changes),
+        "speed": flags.speed,
+        "seeds": flags.seeds,
+        "recorded": as_recorded,
+        "figures": msgspec.to_builtins(found),
+        "misses": msgspec.to_builtins(changed),
+        "intervals": INTERVALS,
+        "notes": notes_on(recording),
+    }

@@ -1,0 +1,173 @@
+"""Recorded traffic, served again: by the workers that were recorded, or by others.
+
+Decides what stands for what was recorded; refuses to decide anything that production decides.
+"""
+
+from dataclasses import replace
+from typing import Final
+
+import msgspec
+
+from headrace.core.base.errors import ConfigError
+from headrace.core.base.request import Slo
+from headrace.core.base.types import NS_PER_S
+from headrace.core.base.worker import Role
+from headrace.core.config.schema import ClusterConfig, RouterConfig, SchedulerConfig
+from headrace.core.cost.fitted import Link
+from headrace.core.telemetry.fold import merge_slo
+from headrace.core.workload.recording import PoolFacts, Recording
+from headrace.sim.cluster import KV_LINK, Cluster, simulate_cluster
+from headrace.sim.cluster_worker import Pool
+from headrace.sim.outcomes import Outcomes
+from headrace.sim.traffic import VOCAB, RecordedSource
+
+MEMORY_LINK: Final = "memory"  # between workers of one machine, as cost models call it
+MESSAGE_MS: Final = 0.2  # from front end to worker, and back
+
+
+class Changes(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be otherwise than it was recorded. None = as it was. Where a number of workers is
+    given, there are no others than those that are given.
+    """
+
+    workers: int | None = None
+    prefill: int | None = None
+    decode: int | None = None
+    policy: str | None = None
+    handoff: str | None = None
+    kv_blocks: int | None = None
+    kv_link_gb_s: float | None = None
+    max_running_seqs: int | None = None
+    step_tokens: int | None = None
+    itl_target_ms: float | None = None
+    order: str | None = None
+    budget: str | None = None
+    admission: str | None = None
+
+    @property
+    def num_by_role(self) -> dict[Role, int] | None:
+        given = (self.workers, self.prefill, self.decode)
+        if given == (None, None, None):
+            return None
+        return dict(
+            zip((Role.MIXED, Role.PREFILL, Role.DECODE), (n or 0 for n in given), strict=True)
+        )
+
+
+UNCHANGED: Final = Changes()
+
+
+class Trial(msgspec.Struct, frozen=True, kw_only=True):
+    """One way to serve a recording. `slo` replaces limits for requests that state none."""
+
+    changes: Changes = UNCHANGED
+    slo: Slo = Slo()
+    speed: float = 1.0
+    seed: int = 0
+
+
+def default_slo(recording: Recording, trial: Trial) -> Slo:
+    return merge_slo(trial.slo, recording.begin.slo)
+
+
+def build_trial(recording: Recording, trial: Trial, source: RecordedSource) -> Cluster:
+    """Raises ConfigError where nobody would decode, or what workers are is not in the recording."""
+    begin, changes = recording.begin, trial.changes
+    pools = pools_of(recording, changes)
+    router = begin.router
+    is_alone = begin.is_alone and sum(pool.num_workers for pool in pools) == 1
+    if begin.is_alone:
+        router = replace(router, kv_link=MEMORY_LINK)
+    router = replace(router, policy=changes.policy or router.policy, seed=router.seed + trial.seed)
+    return Cluster(
+        pools=pools,
+        source=source,
+        written=source.written,
+        router=router,
+        front=ClusterConfig(
+            handoff=changes.handoff or begin.handoff,
+            handoff_ms=begin.handoff_ms,
+            max_migrations=begin.max_migrations,
+        ),
+        link=_link(router, pools, changes),
+        default_slo=default_slo(recording, trial),
+        message_ms=0.0 if is_alone else MESSAGE_MS,
+        seed=trial.seed,
+    )
+
+
+def run_trial(recording: Recording, trial: Trial) -> Outcomes:
+    source = RecordedSource(recording, speed=trial.speed)
+    cluster = build_trial(recording, trial, source)
+    outcomes = Outcomes(len(recording.requests))
+    report = simulate_cluster(cluster, on_record=outcomes.add)
+    outcomes.note(report)
+    return outcomes
+
+
+# ---- workers
+
+
+def pools_of(recording: Recording, changes: Changes) -> tuple[Pool, ...]:
+    """Those that were there at the end, when most was known of them."""
+    if not recording.pools or not recording.pools[-1].pools:
+        raise ConfigError(
+            "the recording does not say what its workers are",
+            hint="engines of others cannot be simulated: record a server that runs a model",
+        )
+    facts = {pool.role: pool for pool in recording.pools[-1].pools}
+    known = max(facts.values(), key=lambda pool: pool.cost.num_samples)
+    numbers = changes.num_by_role or {role: pool.num_workers for role, pool in facts.items()}
+    if not numbers.get(Role.MIXED) and not numbers.get(Role.DECODE):
+        raise ConfigError(
+            "there must be workers that decode", hint="say --workers N, or --prefill and --decode"
+        )
+    return tuple(
+        _pool(facts.get(role, known), role, number, changes)
+        for role, number in numbers.items()
+        if number
+    )
+
+
+def _pool(facts: PoolFacts, role: Role, num_workers: int, changes: Changes) -> Pool:
+    spec = facts.spec
+    num_blocks = changes.kv_blocks or spec.num_blocks
+    config = replace(facts.config, scheduler=_scheduler(facts.config.scheduler, changes))
+    return Pool(
+        num_workers=num_workers,
+        role=role,
+        config=config,
+        spec=msgspec.structs.replace(
+            spec,
+            num_blocks=num_blocks,
+            max_model_len=min(spec.max_model_len, num_blocks * spec.block_size),
+            vocab_size=VOCAB,
+        ),
+        cost=facts.cost,
+        believed=facts.cost,
+        kv_block_bytes=facts.kv_block_bytes,
+        publishes_kv=facts.config.kv.prefix_cache,
+    )
+
+
+def _scheduler(recorded: SchedulerConfig, changes: Changes) -> SchedulerConfig:
+    asked = {
+        name: value
+        for name in SchedulerConfig.__dataclass_fields__
+        if (value := getattr(changes, name, None)) is not None
+    }
+    if changes.step_tokens is not None and recorded.chunk_tokens in (0, recorded.step_tokens):
+        asked["chunk_tokens"] = changes.step_tokens  # a chunk is a whole step, as it was
+    return replace(recorded, **asked)
+
+
+def _link(router: RouterConfig, pools: tuple[Pool, ...], changes: Changes) -> Link:
+    if changes.kv_link_gb_s is not None:
+        return Link(latency_ns=KV_LINK.latency_ns, byte_ns=1.0 / changes.kv_link_gb_s)
+    return pools[0].believed.links.get(router.kv_link, KV_LINK)
+
+
+def span_s(recording: Recording, speed: float = 1.0) -> float:
+    """From the first arrival to the last; a single request has none, and gets a second."""
+    first, last = recording.requests[0].arrived_ns, recording.requests[-1].arrived_ns
+    return (last - first) / NS_PER_S / speed or 1.0

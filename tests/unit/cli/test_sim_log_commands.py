@@ -1,0 +1,200 @@
+"""`headrace sim run` and `sim whatif`: what they say of a log, and what they refuse."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import msgspec
+import pytest
+
+from headrace.adapters.executors.sim import FakeSteps
+from headrace.cli.app import run as run_line
+from headrace.cli.sim_log import load_recording
+from headrace.core.base.errors import ConfigError
+from headrace.core.base.events import Emit
+from headrace.core.config.schema import SchedulerConfig
+from headrace.core.engine.trace import Frame
+from headrace.live.event_log import EventLogReader, EventLogWriter
+from support.fake_device import LinearCost
+from support.live import Ear, ManualExecutor, live_engine, seq_spec, worker_spec
+from support.recordings import line, lines_of, pool
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    rng = Random(3)
+    stem = [rng.randrange(900) for _ in range(64)]
+    lines = [
+        line(i, i * 0.05, [*stem, *(rng.randrange(900) for _ in range(150))], [7] * 6)
+        for i in range(30)
+    ]
+    path = tmp_path / "traffic.jsonl"
+    path.write_bytes(b"".join(lines_of(lines, pool(1), is_alone=True)))
+    return path
+
+
+@pytest.fixture
+def events(tmp_path: Path) -> Path:
+    path = tmp_path / "events.log"
+    steps = FakeSteps(LinearCost(), 50)
+    executor = ManualExecutor(worker_spec(), steps, is_free=True)
+    with live_engine(executor, event_log=path, overlap="auto") as engine:
+        ear = Ear()
+        for number in range(12):
+            engine.submit([seq_spec(number, (1, 2, number) * 9, max_tokens=9)], ear)
+        ear.hear_ends(12)
+    return path
+
+
+def answer(capsys: pytest.CaptureFixture[str], *words: object, code: int = 0) -> Any:
+    assert run_line(["sim", *map(str, words), "--json"]) == code
+    return json.loads(capsys.readouterr().out)
+
+
+# ---- recordings
+
+
+def test_a_recording_beside_its_simulation(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = answer(capsys, "run", log)
+    assert found["num_requests"] == 30
+    ttft = found["figures"]["ttft_ms_mean"]
+    assert ttft["before"] == pytest.approx(1.0)
+    # A step of 214 or 150 tokens, 0.1 ms for each.
+    assert 15.0 < ttft["after"] < 25.0
+    assert ttft["low"] <= ttft["difference"] <= ttft["high"]
+    assert found["figures"]["hit_rate"]["after"] == pytest.approx(29 * 64 / (30 * 214))
+    assert answer(capsys, "run", log) == found
+    assert run_line(["sim", "run", str(log)]) == 0
+    out = capsys.readouterr().out
+    assert "TTFT p99, ms" in out
+    assert "recorded" in out
+
+
+def test_what_another_configuration_would_have_done(
+    log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ("--workers", 2, "--policy", "round_robin", "--speed", 4, "--price", 3)
+    found = answer(capsys, "whatif", log, *asked, "--slo-ttft-ms", 30, "--seeds", 2)
+    assert found["asked"]["workers"] == 2
+    assert found["asked"]["policy"] == "round_robin"
+    figures = found["figures"]
+    assert figures["attainment"]["difference"] > 0
+    assert figures["ttft_ms_p99"]["difference"] < 0
+    assert figures["cost_usd"]["difference"] > 0
+    assert found["recorded"]["ttft_ms_mean"] == pytest.approx(1.0)
+    late = [miss for miss in found["misses"] if miss["metric"] == "ttft"]
+    assert any(miss["after"] < miss["before"] for miss in late)
+    assert "bootstrap" in found["intervals"]
+    words = ["sim", "whatif", str(log), *map(str, asked), "--slo-ttft-ms", "30"]
+    assert run_line(words) == 0
+    shown = capsys.readouterr()
+    assert "cost, $" in shown.out
+    assert "why limits were missed" in shown.out
+    assert "bootstrap" in shown.err
+
+
+def test_nothing_else_asked_is_no_difference(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    figures = answer(capsys, "whatif", log)["figures"]
+    for name, figure in figures.items():
+        assert figure["difference"] in (0.0, None), name
+
+
+@pytest.mark.parametrize(
+    ("flags", "match"),
+    [
+        (("--workers", "-1"), "--workers"),
+        (("--policy", "luck"), "round_robin"),
+        (("--kv-blocks", "0"), "--kv-blocks"),
+        (("--speed", "0"), "--speed"),
+        (("--seeds", "0"), "--seeds"),
+        (("--slo-ttft-ms", "-5"), "--slo-ttft-ms"),
+        (("--prefill", "2"), "decode"),
+        (("--order", "luck"), "fcfs"),
+    ],
+)
+def test_what_cannot_be_is_refused(log: Path, flags: tuple[str, ...], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        run_line(["sim", "whatif", str(log), *flags])
+
+
+def test_what_was_put_aside_of_the_same_recording_is_read_too(log: Path) -> None:
+    head, lines = (
+        log.read_bytes().splitlines(keepends=True)[:2],
+        log.read_bytes().splitlines(keepends=True),
+    )
+    older = log.with_name(log.name + ".1")
+    older.write_bytes(b"".join(lines[:20]))
+    log.write_bytes(b"".join([*head, *lines[20:]]))
+    assert len(load_recording(str(log)).requests) == 30
+    older.write_bytes(older.read_bytes().replace(b'"recording_id":"r"', b'"recording_id":"q"'))
+    assert len(load_recording(str(log)).requests) == 12
+
+
+def test_a_cut_recording_says_so(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log.write_bytes(log.read_bytes()[:-9])
+    found = answer(capsys, "run", log)
+    assert found["num_requests"] == 29
+    assert found["notes"] == ["the recording's last line is cut, and left out"]
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b"\x00\x01", b"GGUF" * 9])
+def test_a_file_that_is_no_log_is_refused(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "no.log"
+    path.write_bytes(data)
+    for words in (["run"], ["whatif"]):
+        with pytest.raises(ConfigError):
+            run_line(["sim", *words, str(path)])
+
+
+# ---- event logs
+
+
+def test_an_event_log_is_decided_again(events: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = answer(capsys, "run", events)
+    assert found["is_equal"]
+    assert found["num_steps"] >= 9
+    with EventLogReader(events) as reader:
+        assert found["num_events"] == len(list(reader))
+    assert run_line(["sim", "run", str(events)]) == 0
+    assert "decided as recorded" in capsys.readouterr().out
+
+
+def test_another_decision_is_found(
+    events: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Once by another configuration, once where the log lacks an effect."""
+    with EventLogReader(events) as reader:
+        header, frames = reader.header, list(reader)
+    other = replace(header.config, scheduler=SchedulerConfig(max_running_seqs=1))
+    changed = tmp_path / "changed.log"
+    writer = EventLogWriter(changed, msgspec.structs.replace(header, config=other))
+    for frame in frames:
+        writer.write(frame.now, frame.event, frame.effects)
+    writer.close()
+    found = answer(capsys, "run", changed, code=1)
+    assert not found["is_equal"]
+    assert found["recorded"] != found["simulated"]
+
+    place = next(i for i, one in enumerate(frames) if any(isinstance(e, Emit) for e in one.effects))
+    one = frames[place]
+    kept = tuple(effect for effect in one.effects if not isinstance(effect, Emit))
+    frames[place] = Frame(one.now, one.event, kept)
+    writer = EventLogWriter(changed, header)
+    for frame in frames:
+        writer.write(frame.now, frame.event, frame.effects)
+    writer.close()
+    assert run_line(["sim", "run", str(changed)]) == 1
+    assert f"event {place} is not as recorded" in capsys.readouterr().err
+
+
+def test_an_event_log_is_a_recording_too(events: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = load_recording(str(events))
+    with EventLogReader(events) as reader:
+        emitted = sum(
+            len(e.tokens) for frame in reader for e in frame.effects if isinstance(e, Emit)
+        )
+    assert len(found.requests) == 12
+    assert sum(one.output_tokens for one in found.requests) == emitted
+    assert answer(capsys, "whatif", events, "--workers", 2)["num_requests"] == 12
