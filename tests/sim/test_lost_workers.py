@@ -10,7 +10,7 @@ from headrace.core.base.request import FinishReason, SeqSpec
 from headrace.core.base.sampling import SamplingParams
 from headrace.core.base.types import SeqId
 from headrace.core.base.worker import Role
-from support.cluster_world import ClusterWorld
+from support.cluster_world import ClusterWorld, Front
 from support.fake_device import VOCAB, expected_output
 
 NUM_REQUESTS = 12
@@ -69,20 +69,24 @@ def disturbed(seed: int, **settings: object) -> ClusterWorld:
 
 
 def check_outputs(world: ClusterWorld, seed: int) -> None:
+    check_readers(world.fronts[0], seed)
+
+
+def check_readers(front: Front, seed: int) -> None:
     """The device has looked at the KV of every token already."""
     for spec in (spec for seqs in requests(seed % 10) for spec in seqs):
         tokens = expected_output(spec)
-        end = world.ends[spec.seq_id]
-        got = tuple(world.outputs.get(spec.seq_id, ()))
+        end = front.ends[spec.seq_id]
+        got = tuple(front.outputs.get(spec.seq_id, ()))
         if isinstance(end, Reject):
             assert end.status_hint in (429, 503)
             continue
-        if spec.seq_id in world.is_cancelled:
+        if spec.seq_id in front.is_cancelled:
             assert got == tokens[: len(got)]
             continue
         assert end.reason is FinishReason.LENGTH, end
         assert got == tokens
-        scores = [score.token_id for score in world.scores.get(spec.seq_id, [])]
+        scores = [score.token_id for score in front.scores.get(spec.seq_id, [])]
         wants_scores = spec.params.prompt_logprobs is not None
         assert scores == (list(spec.prompt_tokens[1:]) if wants_scores else [])
 

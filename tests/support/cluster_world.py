@@ -1,10 +1,11 @@
-"""A FrontCore over real EngineCores, with everything between them in the hands of a seed: messages
-are late, steps end in any order, workers die and come back.
+"""FrontCores over real EngineCores, with everything between them in the hands of a seed: messages
+are late, steps end in any order, workers and front ends die and come back.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 
 from headrace.core.base.events import (
@@ -15,6 +16,7 @@ from headrace.core.base.events import (
     Cancel,
     CopyDone,
     Emit,
+    EndLease,
     EngineEffect,
     EngineEvent,
     Finish,
@@ -28,7 +30,7 @@ from headrace.core.base.events import (
 )
 from headrace.core.base.plan import StepPlan, TokenLogprob, WorkerSpec
 from headrace.core.base.request import SeqSpec
-from headrace.core.base.types import BlockId, Ns, SeqId, WorkerId
+from headrace.core.base.types import NS_PER_S, BlockId, Ns, SeqId, WorkerId
 from headrace.core.base.worker import Role
 from headrace.core.config.schema import (
     ClusterConfig,
@@ -38,6 +40,7 @@ from headrace.core.config.schema import (
 )
 from headrace.core.cost.fitted import FittedCostModel
 from headrace.core.engine.build import build_worker
+from headrace.core.engine.scope import Scope, Word
 from headrace.core.router.core import RouterCore
 from headrace.core.router.events import (
     Resync,
@@ -50,16 +53,62 @@ from headrace.core.router.front import Forward, FrontCore, FrontEvent, WorkerSai
 from support.fake_device import VOCAB, FakeDevice, LinearCost
 
 
-@dataclass
-class Worker:
-    """A worker and its line to the front end, which has an order and delays everything."""
+@dataclass(eq=False)
+class Front:
+    """A front end and what its readers have heard. Each numbers its sequences and workers alone."""
 
-    worker_id: WorkerId
+    router: RouterCore
+    core: FrontCore
+    outputs: dict[SeqId, list[int]] = field(default_factory=dict)
+    scores: dict[SeqId, list[TokenLogprob]] = field(default_factory=dict)
+    ends: dict[SeqId, Finish | Reject] = field(default_factory=dict)
+    living: dict[SeqId, SeqSpec] = field(default_factory=dict)
+    is_cancelled: set[SeqId] = field(default_factory=set)
+    timers: list[tuple[Ns, int]] = field(default_factory=list)
+    next_worker_id: int = 0
+
+    def read(self, word: EngineEffect) -> None:
+        match word:
+            case Emit(seq_id, tokens, _, prompt_logprobs):
+                assert seq_id in self.living
+                self.outputs.setdefault(seq_id, []).extend(tokens)
+                self.scores.setdefault(seq_id, []).extend(prompt_logprobs)
+            case Finish(seq_id):
+                del self.living[seq_id]
+                self.ends[seq_id] = word
+                assert word.num_output_tokens == len(self.outputs.get(seq_id, ()))
+            case Reject(seq_id):
+                del self.living[seq_id]
+                self.ends[seq_id] = word
+            case _:
+                pass
+
+
+class Gone:
+    """Stands in a line where the front end at its other end has died."""
+
+
+@dataclass(eq=False)
+class Line:
+    """Between a worker and a front end: it has an order, and delays everything."""
+
+    front: Front
+    worker_id: WorkerId  # as this front end calls it
+    scope: Scope = field(default_factory=Scope)
+    to_worker: deque[EngineEvent | Resync | Gone] = field(default_factory=deque)
+    to_front: deque[FrontEvent] = field(default_factory=deque)
+
+
+@dataclass(eq=False)
+class Worker:
+    """A worker and its lines to front ends."""
+
+    name: str
     spec: WorkerSpec
     config: WorkerConfig
     role: Role
-    to_worker: deque[EngineEvent | Resync] = field(default_factory=deque)
-    to_front: deque[FrontEvent] = field(default_factory=deque)
+    lines: list[Line] = field(default_factory=list)
+    next_seq_id: int = 0
     plans: deque[StepPlan] = field(default_factory=deque)
     copies: list[StartCopy] = field(default_factory=list)
     timers: list[tuple[Ns, int]] = field(default_factory=list)
@@ -74,7 +123,7 @@ class Worker:
         if isinstance(event, Arrive):
             for spec in event.seqs:
                 self.device.add(spec)
-        words = []
+        words: list[Word] = []
         for effect in self.core.handle(now, event):
             match effect:
                 case StartStep(plan):
@@ -84,7 +133,8 @@ class Worker:
                 case CallAt(at_ns, timer_id):
                     self.timers.append((at_ns, timer_id))
                 case KvChanged(changes):
-                    self.to_front.append(WorkerKv(self.worker_id, self.kv_no, changes))
+                    for line in self.lines:
+                        line.to_front.append(WorkerKv(line.worker_id, self.kv_no, changes))
                     self.kv_no += len(changes)
                     for change in changes:
                         if isinstance(change, BlockStored):
@@ -95,8 +145,38 @@ class Worker:
                     words.append(effect)
                 case _:
                     pass
-        if words:
-            self.to_front.append(WorkerSaid(self.worker_id, tuple(words)))
+        for line in self.lines:
+            said = [word for word in map(line.scope.outward, words) if word is not None]
+            if said:
+                line.to_front.append(WorkerSaid(line.worker_id, tuple(said)))
+
+    def receive(self, now: Ns, line: Line) -> None:
+        match message := line.to_worker.popleft():
+            case Gone():
+                self.lines.remove(line)
+                for inner in line.scope.living():
+                    self.handle(now, Cancel(inner))
+                for inner in line.scope.lent():
+                    self.handle(now, EndLease(inner))
+            case Resync():
+                self.tell_all_cached(line)
+            case Arrive(seqs):
+                ids = range(self.next_seq_id, self.next_seq_id + len(seqs))
+                self.next_seq_id = ids.stop
+                self.handle(now, Arrive(line.scope.enter(seqs, ids)))
+            case Cancel(seq_id, reason):
+                living = line.scope.inner(seq_id)
+                if living is not None:
+                    self.handle(now, Cancel(living, reason))
+            case EndLease(seq_id):
+                lent = line.scope.end_lease(seq_id)
+                if lent is not None:
+                    self.handle(now, EndLease(lent))
+            case _:
+                raise AssertionError(message)
+
+    def tell_all_cached(self, line: Line) -> None:
+        line.to_front.append(WorkerKvSnapshot(line.worker_id, self.kv_no, tuple(self.cached)))
 
 
 class ClusterWorld:
@@ -111,30 +191,83 @@ class ClusterWorld:
         handoff: str = "always",
         copy_failure_rate: float = 0.0,
         kv_link: str = "memory",
+        num_fronts: int = 1,
     ) -> None:
         self.rng = Random(seed)
         self.now = Ns(0)
-        self.front = FrontCore(
-            RouterCore(RouterConfig(policy=policy, seed=seed, kv_link=kv_link)),
-            ClusterConfig(max_migrations=max_migrations, handoff=handoff),
-        )
+        self._router = RouterConfig(policy=policy, seed=seed, kv_link=kv_link)
+        self._cluster = ClusterConfig(max_migrations=max_migrations, handoff=handoff)
         self.workers: list[Worker] = []
-        self.outputs: dict[SeqId, list[int]] = {}
-        self.scores: dict[SeqId, list[TokenLogprob]] = {}
-        self.ends: dict[SeqId, Finish | Reject] = {}
-        self.living: dict[SeqId, SeqSpec] = {}
-        self.is_cancelled: set[SeqId] = set()
+        self.fronts: list[Front] = []
+        for _ in range(num_fronts):
+            self.add_front()
         self.num_lost_workers = 0
-        self._timers: list[tuple[Ns, int]] = []
         self._num_blocks = num_blocks
-        self._next_worker_id = 0
+        self._num_workers = 0
         self._copy_failure_rate = copy_failure_rate
         self.num_copied_blocks = 0
         self.roles = roles
         for role in roles:
             self.add_worker(role)
 
+    # ---- the only front end, where there is one
+
+    @property
+    def front(self) -> FrontCore:
+        return self.fronts[0].core
+
+    @property
+    def outputs(self) -> dict[SeqId, list[int]]:
+        return self.fronts[0].outputs
+
+    @property
+    def ends(self) -> dict[SeqId, Finish | Reject]:
+        return self.fronts[0].ends
+
+    @property
+    def living(self) -> dict[SeqId, SeqSpec]:
+        return self.fronts[0].living
+
     # ---- what happens
+
+    def add_front(self) -> Front:
+        """A front end that knows nothing; the workers tell it what they have."""
+        router = RouterCore(self._router)
+        front = Front(router, FrontCore(router, self._cluster))
+        self.fronts.append(front)
+        for worker in self.workers:
+            worker.tell_all_cached(self._connect(worker, front))
+        return front
+
+    def lose_front(self, front: Front) -> None:
+        """With its readers; what it has said last may never arrive."""
+        self.fronts.remove(front)
+        for worker in self.workers:
+            for line in worker.lines:
+                if line.front is front:
+                    for _ in range(self.rng.randrange(len(line.to_worker) + 1)):
+                        line.to_worker.pop()
+                    line.to_worker.append(Gone())
+                    line.to_front.clear()
+
+    def _connect(self, worker: Worker, front: Front) -> Line:
+        line = Line(front, WorkerId(front.next_worker_id))
+        front.next_worker_id += 1
+        worker.lines.append(line)
+        self.handle(
+            WorkerUp(
+                worker_id=line.worker_id,
+                name=worker.name,
+                spec=worker.spec,
+                role=worker.role,
+                kv_address=worker.name,
+                kv_block_bytes=1000,
+                step_tokens=64,
+                cost=FittedCostModel.prior(),
+            ),
+            front,
+        )
+        return line
 
     @property
     def can_decode(self) -> bool:
@@ -148,8 +281,8 @@ class ClusterWorld:
         return left
 
     def add_worker(self, role: Role) -> None:
-        worker_id = WorkerId(self._next_worker_id)
-        self._next_worker_id += 1
+        name = f"w{self._num_workers}"
+        self._num_workers += 1
         spec = WorkerSpec(
             model_digest="00" * 32,
             kv_dtype="bf16",
@@ -161,86 +294,101 @@ class ClusterWorld:
         config = WorkerConfig(
             scheduler=SchedulerConfig(step_tokens=64, admission="optimistic", overlap="on")
         )
-        self.workers.append(Worker(worker_id, spec, config, role))
-        self.handle(
-            WorkerUp(
-                worker_id=worker_id,
-                name=f"w{worker_id}",
-                spec=spec,
-                role=role,
-                kv_address=str(worker_id),
-                kv_block_bytes=1000,
-                step_tokens=64,
-                cost=FittedCostModel.prior(),
-            )
-        )
+        worker = Worker(name, spec, config, role)
+        self.workers.append(worker)
+        for front in self.fronts:
+            self._connect(worker, front)
 
     def lose_worker(self, worker: Worker) -> None:
         """What it has said and nobody has heard is lost with it."""
         self.workers.remove(worker)
         self.num_lost_workers += 1
-        self.handle(WorkerDown(worker.worker_id, "killed"))
+        for line in worker.lines:
+            if line.front in self.fronts:
+                self.handle(WorkerDown(line.worker_id, "killed"), line.front)
 
-    def submit(self, seqs: tuple[SeqSpec, ...]) -> None:
-        self.living.update((spec.seq_id, spec) for spec in seqs)
-        self.handle(Arrive(seqs))
+    def submit(self, seqs: tuple[SeqSpec, ...], front: Front | None = None) -> None:
+        front = front or self.fronts[0]
+        front.living.update((spec.seq_id, spec) for spec in seqs)
+        self.handle(Arrive(seqs), front)
 
-    def cancel(self, seq_id: SeqId) -> None:
-        self.is_cancelled.add(seq_id)
-        self.handle(Cancel(seq_id))
+    def cancel(self, seq_id: SeqId, front: Front | None = None) -> None:
+        front = front or self.fronts[0]
+        front.is_cancelled.add(seq_id)
+        self.handle(Cancel(seq_id), front)
 
     def advance(self) -> bool:
         """One thing somewhere goes on; False where nothing is left to."""
-        actions = []
+        actions: list[Callable[[], None]] = []
         for worker in self.workers:
-            if worker.to_worker:
-                actions.append((self._deliver, worker))
-            if worker.to_front:
-                actions.append((self._hear, worker))
+            for line in worker.lines:
+                if line.to_worker:
+                    actions.append(partial(self._deliver, worker, line))
+                if line.to_front:
+                    actions.append(partial(self._hear, line))
             if worker.plans:
-                actions.append((self._end_step, worker))
+                actions.append(partial(self._end_step, worker))
             if worker.copies:
-                actions.append((self._end_copy, worker))
+                actions.append(partial(self._end_copy, worker))
             if any(at_ns <= self.now for at_ns, _ in worker.timers):
-                actions.append((self._ring, worker))
+                actions.append(partial(self._ring, worker))
         if actions:
-            act, worker = self.rng.choice(actions)
-            act(worker)
+            self.rng.choice(actions)()
             return True
-        if self._timers:
-            at_ns, timer_id = min(self._timers)
-            self._timers.remove((at_ns, timer_id))
-            self.now = Ns(max(self.now, at_ns))
-            self.handle(Timer(timer_id))
-            return True
+        for front in self.fronts:
+            if front.timers:
+                at_ns, timer_id = min(front.timers)
+                front.timers.remove((at_ns, timer_id))
+                self.now = Ns(max(self.now, at_ns))
+                self.handle(Timer(timer_id), front)
+                return True
         return False
+
+    @property
+    def num_living(self) -> int:
+        return sum(len(front.living) for front in self.fronts)
+
+    @property
+    def _is_busy(self) -> bool:
+        return any(
+            worker.plans
+            or worker.copies
+            or any(line.to_worker or line.to_front for line in worker.lines)
+            for worker in self.workers
+        )
 
     def run(self) -> None:
         """To the end of everything."""
         for _ in range(200_000):
-            if not self.living or not self.advance():
+            if not self.num_living or not self.advance():
                 break
-        assert not self.living, f"{len(self.living)} sequences never end"
-        while any(w.to_worker or w.to_front or w.plans or w.copies for w in self.workers):
+        assert not self.num_living, f"{self.num_living} sequences never end"
+        while self._is_busy:
             self.advance()
-        self.front.check()
+        for front in self.fronts:
+            front.core.check()
         for worker in self.workers:
             assert worker.core.is_idle
+
+    def end_leases(self) -> None:
+        """So much time passes that nothing is lent any more."""
+        self.now = Ns(self.now + 60 * NS_PER_S)
+        while any(worker.timers for worker in self.workers):
+            self.advance()
+        while self._is_busy:
+            self.advance()
 
     def _tick(self) -> Ns:
         self.now = Ns(self.now + self.rng.randrange(1, 2_000_000))
         return self.now
 
-    def _deliver(self, worker: Worker) -> None:
-        message = worker.to_worker.popleft()
-        if isinstance(message, Resync):
-            names = tuple(worker.cached)
-            worker.to_front.append(WorkerKvSnapshot(worker.worker_id, worker.kv_no, names))
-        else:
-            worker.handle(self._tick(), message)
+    def _deliver(self, worker: Worker, line: Line) -> None:
+        worker.receive(self._tick(), line)
 
-    def _hear(self, worker: Worker) -> None:
-        self.handle(worker.to_front.popleft())
+    def _hear(self, line: Line) -> None:
+        event = line.to_front.popleft()
+        if line.front in self.fronts:
+            self.handle(event, line.front)
 
     def _end_step(self, worker: Worker) -> None:
         result = worker.device.run(worker.plans.popleft())
@@ -249,7 +397,7 @@ class ClusterWorld:
     def _end_copy(self, worker: Worker) -> None:
         """What the source has by now; or less, where something goes wrong on the way."""
         copy = worker.copies.pop(self.rng.randrange(len(worker.copies)))
-        source = next((w for w in self.workers if str(w.worker_id) == copy.source), None)
+        source = next((w for w in self.workers if w.name == copy.source), None)
         num_blocks = 0
         for name, block_id in zip(copy.names, copy.block_ids, strict=True):
             if source is None or name not in source.cached:
@@ -268,35 +416,24 @@ class ClusterWorld:
         worker.timers.remove(timer)
         worker.handle(self._tick(), Timer(timer[1]))
 
-    def handle(self, event: FrontEvent) -> None:
-        for effect in self.front.handle(self._tick(), event):
+    def handle(self, event: FrontEvent, front: Front) -> None:
+        for effect in front.core.handle(self._tick(), event):
             match effect:
                 case Forward(worker_id, forwarded):
-                    self._worker(worker_id).to_worker.append(forwarded)
+                    self._line(front, worker_id).to_worker.append(forwarded)
                 case Resync(worker_id):
-                    self._worker(worker_id).to_worker.append(effect)
+                    self._line(front, worker_id).to_worker.append(effect)
                 case CallAt(at_ns, timer_id):
-                    self._timers.append((at_ns, timer_id))
+                    front.timers.append((at_ns, timer_id))
                 case _:
-                    self._read(effect)
+                    front.read(effect)
         if self.rng.random() < 0.1:
-            self.front.check()
+            front.core.check()
 
-    def _worker(self, worker_id: WorkerId) -> Worker:
-        return next(worker for worker in self.workers if worker.worker_id == worker_id)
-
-    def _read(self, word: EngineEffect) -> None:
-        match word:
-            case Emit(seq_id, tokens, _, prompt_logprobs):
-                assert seq_id in self.living
-                self.outputs.setdefault(seq_id, []).extend(tokens)
-                self.scores.setdefault(seq_id, []).extend(prompt_logprobs)
-            case Finish(seq_id):
-                del self.living[seq_id]
-                self.ends[seq_id] = word
-                assert word.num_output_tokens == len(self.outputs.get(seq_id, ()))
-            case Reject(seq_id):
-                del self.living[seq_id]
-                self.ends[seq_id] = word
-            case _:
-                pass
+    def _line(self, front: Front, worker_id: WorkerId) -> Line:
+        return next(
+            line
+            for worker in self.workers
+            for line in worker.lines
+            if line.front is front and line.worker_id == worker_id
+        )
