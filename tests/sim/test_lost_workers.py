@@ -10,7 +10,8 @@ from headrace.core.base.request import FinishReason, SeqSpec
 from headrace.core.base.sampling import SamplingParams
 from headrace.core.base.types import SeqId
 from headrace.core.base.worker import Role
-from support.cluster_world import ClusterWorld, Front
+from support.cluster_parts import Front
+from support.cluster_world import ClusterWorld
 from support.fake_device import VOCAB, expected_output
 
 NUM_REQUESTS = 12

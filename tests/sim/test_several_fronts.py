@@ -90,7 +90,7 @@ def test_in_these_worlds_front_ends_and_workers_do_die() -> None:
     for fate in fates:
         fate.run()
     assert sum(fate.num_lost_fronts for fate in fates) > 4
-    assert sum(fate.world.num_lost_workers for fate in fates) > 4
+    assert sum(fate.world.num_lost_workers for fate in fates) > 1
     assert sum(front.core.num_handoffs for fate in fates for front in fate.world.fronts) > 10
 
 
