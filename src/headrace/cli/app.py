@@ -8,6 +8,7 @@ from cyclopts.exceptions import CycloptsError, UnknownCommandError, UnusedCliTok
 
 from headrace import __version__
 from headrace.cli.bench_app import bench
+from headrace.cli.calibrate_app import calibrate
 from headrace.cli.flags import AllFlags, EngineFlags, Model
 from headrace.cli.output import HELP_WIDTH, console
 from headrace.cli.plan_app import plan
@@ -36,6 +37,7 @@ app = App(
 explain = App(name="explain", help="Say why things are as they are.")
 app.command(explain)
 app.command(bench)
+app.command(calibrate)
 app.command(plan)
 app.command(sim)
 

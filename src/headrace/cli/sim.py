@@ -23,12 +23,16 @@ from headrace.core.workload.replay import TraceSource
 from headrace.core.workload.source import Source
 from headrace.core.workload.synthetic import Synthetic, SyntheticSource
 from headrace.core.workload.traces import TraceRequest, parse_trace, spread
+from headrace.live.cost_file import read_calibration
 from headrace.live.event_log import EventLogReader
 from headrace.plan.engines import Provenance
 from headrace.sim.cluster import simulate_cluster
 from headrace.sim.recorded import step_samples
 from headrace.sim.setup import VOCAB, Device, Faults, Layout, build_cluster
 from headrace.sim.summary import Quantiles, Summary, Tally
+from headrace.sim.watched import WatchedCost
+
+USUAL_STEP_TOKENS = 2048
 
 
 class SimAsked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -56,7 +60,9 @@ class SimAsked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     tp: int = 1
     presets: str | None = None
     steps: str = ""
-    step_tokens: int = 2048
+    cost: str = ""
+    sharing: int | None = None
+    step_tokens: int | None = None
     block_size: int = 16
     policy: str = "kv"
     handoff: str = "auto"
@@ -85,7 +91,8 @@ class SimAsked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         check_range("--load", 1.0 if self.load is None else self.load, 1e-6, 1e7)
         check_range("--speed", self.speed, 1e-6, 1e6)
         check_range("--burstiness", self.burstiness, 0.0, 1e4)
-        check_range("--step-tokens", self.step_tokens, 16, 1 << 20)
+        check_range("--step-tokens", self.step_tokens or USUAL_STEP_TOKENS, 16, 1 << 20)
+        check_range("--sharing", 1 if self.sharing is None else self.sharing, 1, 4096)
         check_range("--block-size", self.block_size, 1, 4096)
         check_range("--kv-link-gb-s", self.kv_link_gb_s, 1e-6, 1e6)
         for name in ("mixed", "prefill", "decode"):
@@ -124,7 +131,8 @@ def sim(flags: SimFlags, file: str | None, *, as_json: bool) -> int:
         mixed=num_mixed,
         prefill=asked.prefill,
         decode=asked.decode,
-        step_tokens=asked.step_tokens,
+        # A calibrated engine has its own.
+        step_tokens=asked.step_tokens or (0 if asked.cost else USUAL_STEP_TOKENS),
     )
     cluster = build_cluster(
         device,
@@ -139,6 +147,7 @@ def sim(flags: SimFlags, file: str | None, *, as_json: bool) -> int:
     )
     tally = Tally(asked.warm_up_s)
     summary = tally.summary(simulate_cluster(cluster, on_record=tally.add))
+    provenance = with_extrapolations(provenance, device)
     if as_json:
         figures = {
             **msgspec.to_builtins(summary),
@@ -158,8 +167,12 @@ def sim(flags: SimFlags, file: str | None, *, as_json: bool) -> int:
 
 
 def device_of(asked: SimAsked) -> tuple[Device, Provenance]:
+    if asked.steps and asked.cost:
+        raise ConfigError("--steps and --cost both say what steps take", hint="leave out one")
     if asked.steps:
         return recorded_device(asked.steps)
+    if asked.cost:
+        return calibrated_device(asked.cost, asked.sharing)
     target = TargetFlags(
         model=asked.model,
         gpu=asked.gpu,
@@ -171,6 +184,36 @@ def device_of(asked: SimAsked) -> tuple[Device, Provenance]:
     engine, cost = engine_and_cost(target, LayoutFlags(tp=asked.tp))
     device = Device.of_data_sheet(cost, block_size=asked.block_size)
     return device, engine.provenance(cost, concurrency=1, context_tokens=1)
+
+
+def calibrated_device(file: str, sharing: int | None) -> tuple[Device, Provenance]:
+    """A machine that `headrace calibrate` has measured."""
+    found = read_calibration(Path(file).expanduser())
+    device = Device.of_calibration(found, sharing=sharing)
+    error = found.held_out
+    sources = [
+        f"{file}: {found.source} on {found.machine}",
+        f"relative error of {error.num_steps} steps held out: {error.mean:.1%} on average,"
+        f" p95 {error.p95:.1%}, all together {error.bias:+.1%}",
+        f"{device.sharing} workers share the cores of each machine",
+    ]
+    if not found.host.has_client:
+        sources.append("the way from clients to the server and back is not in it")
+    if found.kv_link is None:
+        sources.append("copies of KV between workers were not seen: they take the link's latency")
+    beyond: tuple[str, ...] = ()
+    if device.sharing > found.seen.num_workers:
+        most = found.seen.num_workers
+        beyond = (f"{device.sharing} workers on one machine: seen up to {most} in a step at once",)
+    return device, Provenance(kind="calibrated", sources=tuple(sources), extrapolates=beyond)
+
+
+def with_extrapolations(provenance: Provenance, device: Device) -> Provenance:
+    """With what the run asked of a calibration that it had not seen."""
+    if not isinstance(device.cost, WatchedCost) or device.seen is None:
+        return provenance
+    beyond = (*provenance.extrapolates, *device.seen.beyond(device.cost.largest))
+    return msgspec.structs.replace(provenance, extrapolates=beyond)
 
 
 def recorded_device(log: str) -> tuple[Device, Provenance]:

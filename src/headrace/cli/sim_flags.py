@@ -60,7 +60,15 @@ class SimFlags:
         str | None,
         _flag(_WORKERS, "event log of an engine, whose steps and memory stand for the device"),
     ] = None
-    step_tokens: Annotated[int | None, _flag(_WORKERS, "most tokens of a step; 2048")] = None
+    cost: Annotated[
+        str | None, _flag(_WORKERS, "file of `headrace calibrate`, whose machine is the device")
+    ] = None
+    sharing: Annotated[
+        int | None, _flag(_WORKERS, "workers that share a calibrated machine; as it was calibrated")
+    ] = None
+    step_tokens: Annotated[
+        int | None, _flag(_WORKERS, "most tokens of a step; 2048, or as calibrated")
+    ] = None
     block_size: Annotated[int | None, _flag(_WORKERS, "tokens of a KV block; 16")] = None
     policy: Annotated[str | None, _flag(_WORKERS, "of the router; kv")] = None
     handoff: Annotated[str | None, _flag(_WORKERS, "auto (the default), always or never")] = None

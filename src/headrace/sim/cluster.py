@@ -10,13 +10,17 @@ from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 
+import msgspec
+
 from headrace.core.base.errors import InvariantError
 from headrace.core.base.events import Arrive, CallAt, Emit, EngineEffect, Finish, Reject, Timer
+from headrace.core.base.metrics import tpot_ns
 from headrace.core.base.plan import StepPlan
 from headrace.core.base.request import FinishReason, SeqSpec, Slo
 from headrace.core.base.types import NS_PER_MS, NS_PER_S, Ns, SeqId, WorkerId
 from headrace.core.base.worker import Role
 from headrace.core.config.schema import ClusterConfig, RouterConfig
+from headrace.core.cost.calibration import Host
 from headrace.core.cost.fitted import Link
 from headrace.core.engine.stats import EngineStats
 from headrace.core.router.core import RouterCore
@@ -24,9 +28,11 @@ from headrace.core.router.events import Resync, WorkerDown
 from headrace.core.router.front import Forward, FrontCore, FrontEffect, FrontEvent
 from headrace.core.router.stats import RouterStats
 from headrace.core.telemetry import ClusterTelemetry, RequestRecord
+from headrace.core.telemetry.parts import TimeParts
 from headrace.core.telemetry.runs import emit_run
 from headrace.core.workload.source import Source
 from headrace.sim.cluster_worker import Habits, MessageFaults, Pool, SimWorker, TokenTimes
+from headrace.sim.cores import SharedCores
 from headrace.sim.network import Network
 from headrace.sim.runtime import SimRuntime
 from headrace.sim.steps import Written
@@ -34,6 +40,7 @@ from headrace.sim.steps import Written
 MAX_CALLS = 1_000_000_000
 KV_LINK = Link(latency_ns=10_000.0, byte_ns=0.02)  # 50 GB/s
 NO_LIMITS = Slo()
+NO_HOST = Host()
 NO_TIMES: TokenTimes = {}
 NOTHING = Arrive(())  # stands for the event where a worker speaks
 
@@ -53,6 +60,9 @@ class Cluster:
     message_ms: float = 0.2  # from front end to worker, and back
     faults: MessageFaults = field(default_factory=MessageFaults)
     deaths: tuple[Death, ...] = ()
+    host: Host = NO_HOST  # what passes outside of workers
+    sharing: int = 1  # workers, in the order of their places, that share the cores of a machine
+    slow_down: tuple[float, ...] = ()  # by how many of them are in a step; none = not at all
     seed: int = 0
     written: Written | None = None  # what sequences answer; None = anything
     glides: bool = True  # steps that are alike are taken at once; the decisions are the same
@@ -121,6 +131,27 @@ def random_deaths(
     return tuple(deaths)
 
 
+def read_by_client(record: RequestRecord, host: Host) -> RequestRecord:
+    """The same with the way of its tokens to the client, which counts as waiting for the router."""
+    if record.ttft_ns is None or host is NO_HOST:
+        return record
+    first_ns, last_ns = round(host.first_token_ns), round(host.token_ns)
+    ttft, e2e = Ns(record.ttft_ns + first_ns), Ns(record.e2e_ns + last_ns)
+    return msgspec.structs.replace(
+        record,
+        finished_ns=Ns(record.finished_ns + last_ns),
+        ttft_ns=ttft,
+        e2e_ns=e2e,
+        tpot_ns=tpot_ns(e2e, ttft, record.num_output_tokens),
+        time=_on_the_way(record.time, last_ns),
+        ttft_time=None if record.ttft_time is None else _on_the_way(record.ttft_time, first_ns),
+    ).judged()
+
+
+def _on_the_way(time: TimeParts, way_ns: int) -> TimeParts:
+    return msgspec.structs.replace(time, router_wait_ns=Ns(time.router_wait_ns + way_ns))
+
+
 class _World:
     """The virtual driver of a FrontCore, and all that is around it."""
 
@@ -163,6 +194,8 @@ class _World:
         self._pool_of = [pool for pool in cluster.pools for _ in range(pool.num_workers)]
         self._places: list[WorkerId | None] = [None] * len(self._pool_of)
         self._num_started = 0  # workers, ever
+        num_machines = -(-len(self._pool_of) // max(1, cluster.sharing))
+        self._cores = [SharedCores(cluster.slow_down, self.runtime) for _ in range(num_machines)]
 
     @property
     def is_over(self) -> bool:
@@ -205,7 +238,9 @@ class _World:
 
     def _expect(self, spec: SeqSpec, *, is_arrival: bool = False) -> None:
         self._num_coming += 1
-        self.runtime.call_at(spec.arrived_ns, partial(self._arrive, spec, is_arrival))
+        way_ns = self.cluster.host.request.at(len(spec.prompt_tokens))
+        at_ns = Ns(spec.arrived_ns + way_ns)
+        self.runtime.call_at(at_ns, partial(self._arrive, spec, is_arrival))
 
     def _arrive(self, spec: SeqSpec, is_arrival: bool) -> None:
         if is_arrival:
@@ -280,7 +315,7 @@ class _World:
                 else:
                     single.append(word)
         for record in self._telemetry.observe(self.runtime.now, seen, single):
-            self._on_record(record)
+            self._on_record(read_by_client(record, self.cluster.host))
 
     def later(self, call: Callable[[], None]) -> None:
         self.runtime.call_later(self.message_ns, call)
@@ -313,7 +348,8 @@ class _World:
         self._num_started += 1
         self._places[place] = worker_id
         pool = self._pool_of[place]
-        worker = SimWorker(self, worker_id, f"worker-{place}", pool, self._habits)
+        cores = self._cores[place // self.cluster.sharing] if self.cluster.slow_down else None
+        worker = SimWorker(self, worker_id, f"worker-{place}", pool, self._habits, cores)
         self._workers[worker_id] = worker
         self.tell(worker.introduction())
         worker.tell_load()

@@ -49,6 +49,7 @@ from headrace.core.router.events import (
 from headrace.core.router.flight import Word
 from headrace.core.router.front import FrontEvent, WorkerSaid
 from headrace.core.telemetry import RequestRecord, Telemetry
+from headrace.sim.cores import SharedCores
 from headrace.sim.engine import Run, SimEngine
 from headrace.sim.network import Network
 from headrace.sim.runtime import SimRuntime
@@ -129,7 +130,13 @@ class SimWorker:
     """The virtual driver of one EngineCore: what a worker process is under the real clock."""
 
     def __init__(
-        self, front: Front, worker_id: WorkerId, name: str, pool: Pool, habits: Habits
+        self,
+        front: Front,
+        worker_id: WorkerId,
+        name: str,
+        pool: Pool,
+        habits: Habits,
+        cores: SharedCores | None = None,
     ) -> None:
         self.is_dead = False
         self.worker_id = worker_id
@@ -146,6 +153,7 @@ class SimWorker:
             self,
             glides=habits.glides,
             on_plan=partial(front.saw_plan, worker_id) if habits.shows_plans else None,
+            cores=cores,
         )
         self._cached: dict[bytes, None] = {}  # what a snapshot holds, in the order of storing
         self._kv_no = 0

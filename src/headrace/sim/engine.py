@@ -31,6 +31,7 @@ from headrace.core.engine.stats import EngineStats
 from headrace.core.router.front import PROGRESS_TOKENS
 from headrace.core.telemetry import RequestRecord, Telemetry
 from headrace.core.telemetry.runs import pass_decoding
+from headrace.sim.cores import SharedCores
 from headrace.sim.runtime import SimRuntime
 from headrace.sim.steps import ListedSteps
 
@@ -66,13 +67,18 @@ class SimEngine:
         *,
         glides: bool = True,
         on_plan: Callable[[StepPlan], None] | None = None,
+        cores: SharedCores | None = None,
     ) -> None:
+        """On `cores` that others use too nobody knows beforehand when a step will end, so nothing
+        glides.
+        """
         self.core = core
         self._steps = steps
         self._telemetry = telemetry
         self._runtime = runtime
         self._reader = reader
-        self._glides = glides
+        self._glides = glides and cores is None
+        self._cores = cores
         self._on_plan = on_plan
         self._started: deque[StepPlan] = deque()  # the first one runs
         self._end: StepDone | StepFailed | None = None  # of that one
@@ -91,6 +97,8 @@ class SimEngine:
         """Nothing more will happen here."""
         self._epoch += 1
         self._glide = None
+        if self._cores is not None:
+            self._cores.stop(self)
 
     def handle(self, event: EngineEvent) -> None:
         """Something happens from outside, now."""
@@ -134,6 +142,9 @@ class SimEngine:
 
     def _begin(self, at_ns: Ns) -> None:
         self._end, self._elapsed_ns = self._steps.outcome(self._started[0])
+        if self._cores is not None:
+            self._cores.start(self, self._elapsed_ns, partial(self._shared_step_ends, at_ns))
+            return
         self.busy_ns += self._elapsed_ns
         self._end_ns = Ns(at_ns + self._elapsed_ns)
         self._call_at_end()
@@ -141,6 +152,16 @@ class SimEngine:
     def _call_at_end(self) -> None:
         self._epoch += 1
         self._runtime.call_at(self._end_ns, partial(self._step_ends, self._epoch))
+
+    def _shared_step_ends(self, began_ns: Ns) -> None:
+        """It has taken what it took, which its engine learns from."""
+        now = self._runtime.now
+        elapsed_ns = Ns(now - began_ns)
+        self.busy_ns += elapsed_ns
+        if isinstance(self._end, StepDone):
+            result = msgspec.structs.replace(self._end.result, elapsed_ns=elapsed_ns)
+            self._end = StepDone(result)
+        self._finish_step(now)
 
     def _step_ends(self, epoch: int) -> None:
         if epoch != self._epoch:

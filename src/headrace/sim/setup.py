@@ -12,6 +12,7 @@ from headrace.core.base.plan import WorkerSpec
 from headrace.core.base.request import Slo
 from headrace.core.base.worker import Role
 from headrace.core.config.schema import ClusterConfig, RouterConfig, SchedulerConfig, WorkerConfig
+from headrace.core.cost.calibration import Calibration, Host, SeenShapes
 from headrace.core.cost.datasheet import DataSheetCostModel
 from headrace.core.cost.fitted import FittedCostModel, Link
 from headrace.core.cost.model import CostModel
@@ -19,6 +20,7 @@ from headrace.core.workload.source import Source
 from headrace.plan.steps import kv_room_bytes
 from headrace.sim.cluster import NO_LIMITS, Cluster, random_deaths
 from headrace.sim.cluster_worker import Pool
+from headrace.sim.watched import WatchedCost
 
 VOCAB = 1 << 15
 FAULTS_UNTIL_S = 86_400.0  # workers die up to this time
@@ -33,6 +35,13 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int
     kv_block_bytes: int  # on the wire
     max_model_len: int
+    scheduler: SchedulerConfig = SchedulerConfig()  # but for what a Layout says
+    # What was measured around steps, where somebody measured it.
+    host: Host = Host()
+    sharing: int = 1  # workers on the cores of one machine
+    slow_down: tuple[float, ...] = ()  # by how many of them are in a step
+    kv_link: Link | None = None
+    seen: SeenShapes | None = None  # beyond which `cost` extrapolates
 
     @classmethod
     def of_data_sheet(
@@ -64,6 +73,24 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
             max_model_len=min(max_model_len, num_blocks * block_size),
         )
 
+    @classmethod
+    def of_calibration(cls, found: Calibration, *, sharing: int | None = None) -> "Device":
+        """Without a number, as many workers share a machine as did when it was calibrated."""
+        return cls(
+            cost=WatchedCost(found.steps),
+            believed=found.believed,
+            num_blocks=found.spec.num_blocks,
+            block_size=found.spec.block_size,
+            kv_block_bytes=int(found.kv_link is not None),
+            max_model_len=found.spec.max_model_len,
+            scheduler=found.config.scheduler,
+            host=found.host,
+            sharing=sharing or found.num_workers,
+            slow_down=found.slow_down,
+            kv_link=found.kv_link,
+            seen=found.seen,
+        )
+
     def pool(self, num_workers: int, role: Role, scheduler: SchedulerConfig) -> Pool:
         return Pool(
             num_workers=num_workers,
@@ -89,7 +116,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     mixed: int = 0
     prefill: int = 0
     decode: int = 0
-    step_tokens: int = 512
+    step_tokens: int = 0  # 0 = what the device's scheduler has
     prefill_step_tokens: int = 0  # of prefill workers; 0 = the same
     budget: str = "itl"
 
@@ -103,11 +130,14 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(
                 "there must be workers that decode", hint="say --mixed N, or --prefill and --decode"
             )
-        scheduler = SchedulerConfig(step_tokens=self.step_tokens, budget=self.budget)
+        step_tokens = self.step_tokens or device.scheduler.step_tokens
+        scheduler = replace(
+            device.scheduler, step_tokens=step_tokens, chunk_tokens=0, budget=self.budget
+        )
         limit_ms = slo.itl_ms or slo.tpot_ms
         if limit_ms is not None:
             scheduler = replace(scheduler, itl_target_ms=limit_ms)
-        num_alone = self.prefill_step_tokens or self.step_tokens
+        num_alone = self.prefill_step_tokens or step_tokens
         alone = replace(scheduler, step_tokens=num_alone, budget="fixed")
         parts = (
             (self.mixed, Role.MIXED, scheduler),
@@ -146,8 +176,12 @@ def build_cluster(
         front=ClusterConfig(handoff=handoff),
         default_slo=slo,
         message_ms=message_ms,
+        host=device.host,
+        sharing=device.sharing,
+        slow_down=device.slow_down,
         seed=seed,
     )
+    link = device.kv_link or link
     if link is not None:
         cluster = replace(cluster, link=link)
     if faults.mean_life_s > 0.0:

@@ -218,8 +218,9 @@ class OnlineFit:
         self._num_unfaded = 0
         self.num_samples = 0
 
-    def add(self, shape: StepShape, elapsed_ns: Ns) -> None:
-        self._equations.add(_features(shape), max(1, elapsed_ns))
+    def add(self, shape: StepShape, elapsed_ns: Ns, scale_ns: Ns | None = None) -> None:
+        """The error counts relative to `scale_ns` where that is given (see NormalEquations.add)."""
+        self._equations.add(_features(shape), max(1, elapsed_ns), scale_ns)
         self.num_samples += 1
         self._num_unfaded += 1
         # Fading costs as much as a sample; an eighth of the half-life is smooth enough.

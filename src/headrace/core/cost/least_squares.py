@@ -28,12 +28,15 @@ class NormalEquations:
         self._gram = [[0.0] * num_features for _ in range(num_features)]  # lower triangle
         self._moment = [0.0] * num_features
 
-    def add(self, row: Sequence[float], value: float) -> None:
-        """`value` > 0."""
+    def add(self, row: Sequence[float], value: float, scale: float | None = None) -> None:
+        """`value` > 0. Its error counts relative to `scale` where that is given: one that does not
+        depend on the value's own noise leaves the mean of many values where it is.
+        """
         self.weight += 1.0
-        scaled = [(index, entry / value) for index, entry in enumerate(row) if entry]
+        scale = scale or value
+        scaled = [(index, entry / scale) for index, entry in enumerate(row) if entry]
         for place, (index, entry) in enumerate(scaled):
-            self._moment[index] += entry
+            self._moment[index] += entry * value / scale
             sums = self._gram[index]
             for other, factor in scaled[: place + 1]:
                 sums[other] += entry * factor

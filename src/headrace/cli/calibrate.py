@@ -1,0 +1,108 @@
+"""`headrace calibrate`: what steps take on this machine, and what passes around them."""
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+from rich.table import Table
+
+from headrace.bench.calibrate import calibration_of, measure
+from headrace.cli.output import print_json, print_table, report_note
+from headrace.cli.plan_answer import right_aligned
+from headrace.cli.plan_target import check_range
+from headrace.core.base.errors import ConfigError
+from headrace.core.cost.calibration import Calibration
+from headrace.core.cost.fitted import KNOTS
+from headrace.live.cost_file import write_calibration
+from headrace.live.step_log import read_logs
+
+
+def calibrate(
+    model: str | None,
+    logs: Sequence[str],
+    *,
+    serve: str,
+    passes: int,
+    out: str | None,
+    as_json: bool,
+) -> int:
+    check_range("--passes", passes, 1, 100)
+    if logs and (model or serve):
+        raise ConfigError(
+            "recorded logs say what ran", hint="leave out MODEL and --serve, or --from"
+        )
+    path = Path(out).expanduser() if out else None
+    if path is not None and not path.parent.is_dir():
+        raise ConfigError(f"{path} cannot be written: there is no folder {path.parent}")
+    if logs:
+        times = read_logs([Path(log).expanduser() for log in logs])
+        found = calibration_of(times, (), num_workers=len(logs), source=", ".join(logs))
+    else:
+        found = measure(shlex.split(serve), model or "", num_passes=passes)
+    if as_json:
+        print_json(msgspec.to_builtins(found))
+    else:
+        for table in (steps_table(found), around_table(found), seen_table(found)):
+            print_table(table)
+    if path is not None:
+        write_calibration(path, found)
+        report_note(f"written to {path}")
+    return 0
+
+
+def steps_table(found: Calibration) -> Table:
+    """The coefficients, in the unit that makes each of them readable."""
+    cost = found.steps
+    table = right_aligned("a step takes, alone on its cores", "part", "cost", "unit")
+    for tokens, cost_ns in zip(KNOTS, cost.knot_ns, strict=True):
+        table.add_row(f"{tokens} tokens", f"{cost_ns / 1e6:.2f}", "ms")
+    for name, cost_ns in (
+        ("each sequence", cost.seq_ns),
+        ("each row of logits", cost.logit_row_ns),
+        ("1,000 attention pairs", 1e3 * cost.attention_pair_ns),
+        ("1,000 tokens of KV", 1e3 * cost.kv_token_ns),
+    ):
+        table.add_row(name, f"{cost_ns / 1e3:.1f}", "µs")
+    return table
+
+
+def around_table(found: Calibration) -> Table:
+    host = found.host
+    table = right_aligned("around steps", "part", "figure", "unit")
+    rows = [
+        ("of a step outside the executor", f"{found.host_share:.1%}", "of its time"),
+        ("a request to the engine", f"{host.request.fixed_ns / 1e6:.2f}", "ms"),
+        ("… each prompt token", f"{host.request.each_ns / 1e3:.2f}", "µs"),
+    ]
+    if host.has_client:
+        rows += [
+            ("the first token to the client", f"{host.first_token_ns / 1e6:.2f}", "ms"),
+            ("a later token to the client", f"{host.token_ns / 1e6:.2f}", "ms"),
+        ]
+    rows += [
+        (f"a step while {number} workers are in one", f"{factor:.2f}", "times as long")
+        for number, factor in enumerate(found.slow_down[1:], 2)
+    ]
+    if found.kv_link is not None:
+        rows += [
+            ("a copy of KV", f"{found.kv_link.latency_ns / 1e6:.2f}", "ms"),
+            ("… each block", f"{found.kv_link.byte_ns / 1e3:.1f}", "µs"),
+        ]
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def seen_table(found: Calibration) -> Table:
+    error = found.held_out
+    table = right_aligned(f"{found.source} on {found.machine}", "what", "figure")
+    table.add_row("steps held out of a first fit", str(error.num_steps))
+    table.add_row("mean relative error of these", f"{error.mean:.1%}")
+    table.add_row("p50 · p95", f"{error.p50:.1%} · {error.p95:.1%}")
+    table.add_row("of their time together", f"{error.bias:+.1%}")
+    for name, largest in msgspec.structs.asdict(found.seen.largest).items():
+        words = name.removeprefix("num_").replace("_", " ")
+        table.add_row(f"most {words} of a step", f"{largest:,}")
+    table.add_row("most workers in a step at once", str(found.seen.num_workers))
+    return table

@@ -1,0 +1,111 @@
+"""What was measured of one machine that serves: what steps take, and what passes around them.
+
+Decides how recorded times become figures, and which predictions leave what was seen; refuses to
+know where records come from.
+"""
+
+from collections.abc import Sequence
+from math import fsum
+from typing import Final
+
+import msgspec
+
+from headrace.core.base.plan import WorkerSpec
+from headrace.core.base.types import Ns
+from headrace.core.config.schema import WorkerConfig
+from headrace.core.cost.fitted import FittedCostModel, Link
+from headrace.core.cost.model import StepShape
+
+FORMAT: Final = "hrcost1"
+
+
+class Line(msgspec.Struct, frozen=True):
+    """A time that grows with a number."""
+
+    fixed_ns: float = 0.0
+    each_ns: float = 0.0
+
+    def at(self, number: int) -> Ns:
+        return Ns(round(self.fixed_ns + self.each_ns * number))
+
+    @classmethod
+    def fit(cls, points: Sequence[tuple[int, float]]) -> "Line":
+        """Least squares; flat where numbers do not differ, or more would cost less."""
+        if not points:
+            return cls()
+        mean_x = fsum(x for x, _ in points) / len(points)
+        mean_y = fsum(y for _, y in points) / len(points)
+        spread = fsum((x - mean_x) ** 2 for x, _ in points)
+        joint = fsum((x - mean_x) * (y - mean_y) for x, y in points)
+        slope = max(0.0, joint / spread) if spread else 0.0
+        if mean_y - slope * mean_x < 0.0:
+            return cls(0.0, max(0.0, mean_y / mean_x))
+        return cls(mean_y - slope * mean_x, slope)
+
+
+class Host(msgspec.Struct, frozen=True, kw_only=True):
+    """What passes outside of steps, in a request's life."""
+
+    request: Line = Line()  # sent by the client (or come, where it told nothing) to the engine
+    first_token_ns: float = 0.0  # from the engine's word to the client, its headers before it
+    token_ns: float = 0.0  # the same of later tokens
+    has_client: bool = False  # whether clients told their times
+
+
+class SeenShapes(msgspec.Struct, frozen=True):
+    """The largest figures of fitted steps; beyond them predictions extrapolate."""
+
+    largest: StepShape
+    num_workers: int  # in a step at the same time
+
+    def beyond(self, largest: StepShape) -> list[str]:
+        """In words, what of these figures was never seen."""
+        found = []
+        for name, most in msgspec.structs.asdict(largest).items():
+            seen = getattr(self.largest, name)
+            if most > seen:
+                what = name.removeprefix("num_").replace("_", " ")
+                found.append(f"steps of {most} {what}: seen up to {seen}")
+        return found
+
+
+class HeldOut(msgspec.Struct, frozen=True, kw_only=True):
+    """Relative errors of steps that the fit had not seen."""
+
+    num_steps: int
+    mean: float
+    p50: float
+    p95: float
+    bias: float  # of all time together, with its sign
+
+
+class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A cost model with all that a simulation of the same machine asks. The file's content."""
+
+    format: str = FORMAT
+    headrace_version: str
+    machine: str  # in words
+    num_workers: int  # that shared the machine
+    source: str
+    config: WorkerConfig
+    spec: WorkerSpec
+    steps: FittedCostModel  # alone on the machine, the driver's time included
+    believed: FittedCostModel  # what workers knew of themselves at the start
+    host_share: float  # of steps' time outside the executor
+    host: Host
+    slow_down: tuple[float, ...]  # by how many workers are in a step; the first is 1
+    kv_link: Link | None = None  # of KV, by blocks; None = too few copies were seen
+    seen: SeenShapes
+    held_out: HeldOut
+
+    def __post_init__(self) -> None:
+        if self.format != FORMAT:
+            raise ValueError(f"format is {self.format!r}, expected {FORMAT!r}")
+        if not self.slow_down or any(not 0.01 <= one <= 1000.0 for one in self.slow_down):
+            raise ValueError("slow_down must have figures between 0.01 and 1000")
+        if self.num_workers < 1:
+            raise ValueError(f"num_workers is {self.num_workers}")
+        host = self.host
+        times = (*msgspec.structs.astuple(host.request), host.first_token_ns, host.token_ns)
+        if any(not 0.0 <= time <= 1e12 for time in times):
+            raise ValueError("times of the host must be between 0 and 1e12 ns")

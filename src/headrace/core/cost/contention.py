@@ -1,0 +1,171 @@
+"""What steps take on cores that several workers share, fitted to recorded times.
+
+A step's *work* is the time that it would take alone; while k workers are in a step, each gets on
+with 1 / slow_down[k - 1] of its speed. Both are fitted in turns: the work from times and speeds,
+the speeds from times and work.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import msgspec
+
+from headrace.core.base.errors import ConfigError
+from headrace.core.base.metrics import percentile
+from headrace.core.base.types import Ns
+from headrace.core.cost.calibration import HeldOut, SeenShapes
+from headrace.core.cost.fitted import FittedCostModel, OnlineFit
+from headrace.core.cost.least_squares import NormalEquations
+from headrace.core.cost.model import StepShape
+
+MIN_STEPS: Final = 50  # below, a fit says little
+HELD_OUT: Final = 5  # one step in so many tells how far the fit is off
+NUM_TURNS: Final = 10
+# Share of the time that k workers must be busy at once for their speed to be taken as measured.
+MIN_SHARE: Final = 0.01
+
+
+class TimedStep(msgspec.Struct, frozen=True, kw_only=True):
+    """One step as its driver saw it, from the event that let it begin to the one that ended it."""
+
+    worker: int
+    begin_ns: Ns
+    end_ns: Ns
+    device_ns: Ns  # of that, in the executor
+    shape: StepShape
+
+
+class StepFit(msgspec.Struct, frozen=True, kw_only=True):
+    """What recorded steps come to."""
+
+    cost: FittedCostModel
+    slow_down: tuple[float, ...]  # by how many workers are in a step; the first is 1
+    host_share: float  # of steps' time outside the executor
+    seen: SeenShapes
+    held_out: HeldOut
+
+
+def fit_steps(steps: Sequence[TimedStep], name: str = "calibrated") -> StepFit:
+    """The fit to all steps, and how far one without every fifth of them is off at those. Raises
+    ConfigError where there are too few.
+    """
+    if len(steps) < MIN_STEPS:
+        raise ConfigError(
+            f"there are {len(steps)} steps, and a fit needs {MIN_STEPS}",
+            hint="record more of the engine's work",
+        )
+    timed = [
+        (step.shape, times)
+        for step, times in zip(steps, times_by_company(steps), strict=True)
+        if sum(times) > 0
+    ]
+    taught = [one for place, one in enumerate(timed) if place % HELD_OUT]
+    cost, slow_down = _fit(taught, name)
+    held_out = _errors(timed[::HELD_OUT], cost, slow_down)
+    cost, slow_down = _fit(timed, name)
+    whole_ns = sum(step.end_ns - step.begin_ns for step in steps)
+    device_ns = sum(step.device_ns for step in steps)
+    return StepFit(
+        cost=cost,
+        slow_down=slow_down,
+        host_share=max(0.0, 1.0 - device_ns / max(1, whole_ns)),
+        seen=SeenShapes(largest_of(step.shape for step in steps), len(slow_down)),
+        held_out=held_out,
+    )
+
+
+def times_by_company(steps: Sequence[TimedStep]) -> list[list[float]]:
+    """Of each step, the time that 1, 2, 3 … workers were in a step, its own among them."""
+    num_workers = len({step.worker for step in steps})
+    times = [[0.0] * num_workers for _ in steps]
+    # Ends before begins of the same moment, or a worker would be its own company.
+    moments = sorted(
+        [(step.end_ns, 0, place) for place, step in enumerate(steps)]
+        + [(step.begin_ns, 1, place) for place, step in enumerate(steps)]
+    )
+    active: set[int] = set()
+    last_ns = 0
+    for at_ns, is_begin, place in moments:
+        for one in active:
+            times[one][min(len(active), num_workers) - 1] += at_ns - last_ns
+        last_ns = at_ns
+        if is_begin:
+            active.add(place)
+        else:
+            active.discard(place)
+    return times
+
+
+def largest_of(shapes: Iterable[StepShape]) -> StepShape:
+    """Each figure by itself."""
+    largest = [0, 0, 0, 0, 0]
+    for shape in shapes:
+        largest = [max(a, b) for a, b in zip(largest, msgspec.structs.astuple(shape), strict=True)]
+    return StepShape(*largest)
+
+
+_Timed = tuple[StepShape, list[float]]
+
+
+def _fit(timed: Sequence[_Timed], name: str) -> tuple[FittedCostModel, tuple[float, ...]]:
+    num_seen = _num_seen([times for _, times in timed])
+    speeds = [1.0] * num_seen
+    cost = _fit_work(timed, speeds, name)
+    for _ in range(NUM_TURNS if num_seen > 1 else 0):
+        equations = NormalEquations(num_seen)
+        for shape, times in timed:
+            equations.add(_merged(times, num_seen), float(cost.step_ns(shape)))
+        found = equations.solve([1.0] * num_seen)
+        # Which speed is called 1 is a convention: that of a worker alone.
+        speeds = [max(1e-3, speed / max(found[0], 1e-3)) for speed in found]
+        cost = _fit_work(timed, speeds, name)
+    return cost, tuple(1.0 / speed for speed in speeds)
+
+
+def _fit_work(timed: Sequence[_Timed], speeds: Sequence[float], name: str) -> FittedCostModel:
+    """Errors count relative to what a first fit predicts, not to what noise made of a step: steps
+    that were held up weigh as much as those that were not, and the mean is true.
+    """
+    samples = [(shape, Ns(max(1, round(_work_ns(times, speeds))))) for shape, times in timed]
+    first = FittedCostModel.fit(samples, name=name)
+    again = OnlineFit()
+    for shape, work_ns in samples:
+        again.add(shape, work_ns, first.step_ns(shape))
+    return again.fit(name)
+
+
+def _work_ns(times: Sequence[float], speeds: Sequence[float]) -> float:
+    merged = _merged(times, len(speeds))
+    return sum(time * speed for time, speed in zip(merged, speeds, strict=True))
+
+
+def _merged(times: Sequence[float], num_seen: int) -> list[float]:
+    """What hardly ever happened counts as the company below it."""
+    return [*times[: num_seen - 1], sum(times[num_seen - 1 :])]
+
+
+def _num_seen(all_times: Sequence[Sequence[float]]) -> int:
+    sums = [sum(column) for column in zip(*all_times, strict=True)]
+    total = sum(sums)
+    return max((k for k, time in enumerate(sums, 1) if time >= MIN_SHARE * total), default=1)
+
+
+def _errors(timed: Sequence[_Timed], cost: FittedCostModel, slow_down: Sequence[float]) -> HeldOut:
+    """Of the time that steps are said to take in the company that they had."""
+    speeds = [1.0 / one for one in slow_down]
+    whole = said = 0.0
+    errors = []
+    for shape, times in timed:
+        actual = sum(times)
+        predicted = cost.step_ns(shape) * actual / max(1.0, _work_ns(times, speeds))
+        errors.append(abs(predicted / actual - 1.0))
+        whole += actual
+        said += predicted
+    errors.sort()
+    return HeldOut(
+        num_steps=len(errors),
+        mean=sum(errors) / len(errors),
+        p50=percentile(errors, 0.5),
+        p95=percentile(errors, 0.95),
+        bias=said / whole - 1.0,
+    )
