@@ -5,10 +5,12 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from headrace.cli.bench_flags import LoadFlags, OutputFlags
+from headrace.cli.bench_serve_flags import JudgeFlags, ReportFlags, ServerFlags, TrafficFlags
 from headrace.cli.flags import Model
 
 bench = App(
-    name="bench", help="Measure: kernels, loads, a step, routing, a gateway, an installation."
+    name="bench",
+    help="Measure: servers, kernels, loads, a step, routing, a gateway, an installation.",
 )
 
 Urls = Annotated[
@@ -60,6 +62,32 @@ def load(
     from headrace.cli.bench import bench_load
 
     return bench_load(url, loads or LoadFlags(), output or OutputFlags())
+
+
+@bench.command
+def serve(
+    *,
+    url: Annotated[str, Parameter(help="the server's address", show_default=False)] = "",
+    server: ServerFlags | None = None,
+    traffic: TrafficFlags | None = None,
+    judged: JudgeFlags | None = None,
+    output: ReportFlags | None = None,
+) -> int:
+    """Offer realistic traffic to any OpenAI-compatible server, and say what it was good for.
+
+    Requests come at times of their own (--rate, --ramp, a trace), from clients who wait for their
+    answers (--concurrency), or all at once (--burst). --search finds the highest load that keeps
+    the limits. Exit code 1: the figures are no measurement, and it is said why.
+    """
+    from headrace.cli.bench_serve import bench_serve
+
+    return bench_serve(
+        url,
+        server or ServerFlags(),
+        traffic or TrafficFlags(),
+        judged or JudgeFlags(),
+        output or ReportFlags(),
+    )
 
 
 @bench.command

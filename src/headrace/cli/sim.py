@@ -3,6 +3,7 @@
 import tomllib
 from dataclasses import asdict
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 from rich.table import Table
@@ -33,6 +34,25 @@ from headrace.sim.summary import Quantiles, Summary, Tally
 from headrace.sim.watched import WatchedCost
 
 USUAL_STEP_TOKENS = 2048
+
+
+class TrafficAsked(Protocol):
+    """What says which requests there are and how they are judged. None = as the workload has it."""
+
+    @property
+    def workload(self) -> str: ...
+    @property
+    def prompt(self) -> int | None: ...
+    @property
+    def output(self) -> int | None: ...
+    @property
+    def ttft_ms(self) -> float | None: ...
+    @property
+    def tpot_ms(self) -> float | None: ...
+    @property
+    def itl_ms(self) -> float | None: ...
+    @property
+    def e2e_ms(self) -> float | None: ...
 
 
 class SimAsked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -237,7 +257,7 @@ def recorded_device(log: str) -> tuple[Device, Provenance]:
     return device, Provenance(kind="fitted", sources=(source,))
 
 
-def profile_of(asked: SimAsked) -> WorkloadProfile:
+def profile_of(asked: TrafficAsked) -> WorkloadProfile:
     profile = profile_named(asked.workload)
     lengths = {"prompt_tokens": asked.prompt, "output_tokens": asked.output}
     stated = {name: value for name, value in lengths.items() if value is not None}
@@ -246,7 +266,7 @@ def profile_of(asked: SimAsked) -> WorkloadProfile:
     return msgspec.structs.replace(profile, **stated)
 
 
-def limits(asked: SimAsked, profile: WorkloadProfile) -> Slo:
+def limits(asked: TrafficAsked, profile: WorkloadProfile) -> Slo:
     names = ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms")
     stated = {name: limit for name in names if (limit := getattr(asked, name)) is not None}
     for name, limit in stated.items():

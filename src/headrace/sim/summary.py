@@ -170,7 +170,7 @@ def role_uses(report: ClusterReport) -> tuple[RoleUse, ...]:
     return tuple(uses)
 
 
-def wilson(num_good: int, num_all: int) -> tuple[float, float]:
+def wilson(num_good: float, num_all: float) -> tuple[float, float]:
     """The 95 % score interval of a share (Wilson 1927)."""
     if not num_all:
         return 0.0, 1.0

@@ -1,0 +1,218 @@
+"""Runs: one, or as many as a search takes.
+
+Decides how a run is set up and taken down; refuses to know what its figures are shown as.
+"""
+
+import asyncio
+import resource
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from headrace.bench.client import connect, now
+from headrace.bench.serve.asked import Rules, Target, Traffic
+from headrace.bench.serve.asker import Asker
+from headrace.bench.serve.client_watch import ClientWatch
+from headrace.bench.serve.driver import Driver
+from headrace.bench.serve.intervals import Estimate
+from headrace.bench.serve.outcome import Latencies, Outcome
+from headrace.bench.serve.report import Report, report_of
+from headrace.bench.serve.search import Search
+from headrace.bench.serve.server_facts import facts_between, read_totals
+from headrace.bench.serve.source import source_of
+from headrace.bench.serve.verdict import slow_client
+from headrace.bench.serve.wording import Wording
+from headrace.core.base.metrics import is_good
+from headrace.core.base.types import NS_PER_S
+
+SETTLE_S = 0.5  # between trials, for the server to notice that clients have left
+SPARE_FILES = 64  # besides those of connections
+RATE, CONCURRENCY = "rate", "concurrency"
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a run is."""
+
+    label: str
+    num_ended: int
+    num_good: int
+    num_failed: int
+    num_in_flight: int
+    num_planned: int
+
+
+OnProgress = Callable[[Progress], None]
+
+
+class Trial(msgspec.Struct, frozen=True, kw_only=True):
+    """One load of a search."""
+
+    level: float
+    seed: int
+    holds: bool
+    is_cut_short: bool  # so many were not good that the rest could not have saved it
+    num_counted: int
+    attainment: Estimate
+    ttft_ms_p99: float | None
+    tpot_ms_p99: float | None
+    faults: list[str]  # for which it does not hold either
+
+
+class SearchReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The bracket around the highest load that keeps the limits, and all that was tried."""
+
+    of: str  # rate, in requests per second; or concurrency
+    demanded_attainment: float
+    held: float | None
+    failed: float | None
+    is_settled: bool  # or else the trials were used up, or the client was too slow
+    trials: list[Trial]
+    stopped_by: str = ""  # a client that was too slow
+
+
+@dataclass
+class Bench:
+    """Runs against one target, under one set of rules."""
+
+    target: Target
+    rules: Rules
+    words: Sequence[str]
+    metrics_url: str
+    on_progress: OnProgress
+    outcomes: list[Outcome] = field(default_factory=list)  # of the last run
+
+    async def measure(self, traffic: Traffic, label: str = "") -> Report:
+        """One run to its end."""
+        report, _ = await self._run(traffic, label, gives_up=False)
+        return report
+
+    async def search(
+        self, traffic: Traffic, of: str, start: float, num_trials: int
+    ) -> tuple[SearchReport, Report | None, list[Outcome]]:
+        """The bracket, and the run of the highest level that held with its outcomes. Each trial has
+        a seed of its own, so that nothing of it is in a prefix cache yet.
+        """
+        search = Search(start, num_trials=num_trials, is_whole=of == CONCURRENCY)
+        trials: list[Trial] = []
+        best: tuple[Report | None, list[Outcome]] = (None, [])
+        stopped_by = ""
+        while (level := search.next_level()) is not None and not stopped_by:
+            seed = traffic.seed + len(trials)
+            trial_traffic = (
+                traffic.at_rate(level, seed)
+                if of == RATE
+                else traffic.at_concurrency(round(level), seed)
+            )
+            report, is_cut = await self._run(trial_traffic, f"{of} {level:.3g}", gives_up=True)
+            trial = self._trial(level, seed, report, is_cut_short=is_cut)
+            trials.append(trial)
+            search.tell(level, holds=trial.holds)
+            if trial.holds:
+                best = report, self.outcomes
+            stopped_by = slow_client(report.client, self.rules)
+            await asyncio.sleep(SETTLE_S)
+        found = SearchReport(
+            of=of,
+            demanded_attainment=self.rules.attainment,
+            held=search.held,
+            failed=search.failed,
+            is_settled=search.is_settled,
+            trials=trials,
+            stopped_by=stopped_by,
+        )
+        return found, *best
+
+    def _trial(self, level: float, seed: int, report: Report, *, is_cut_short: bool) -> Trial:
+        ttft, tpot = report.since_due.ttft_ms.p99, report.tpot_ms.p99
+        attainment = report.since_due.attainment
+        return Trial(
+            level=level,
+            seed=seed,
+            holds=not is_cut_short
+            and not report.faults
+            and attainment.value >= self.rules.attainment,
+            is_cut_short=is_cut_short,
+            num_counted=report.num_counted,
+            attainment=attainment,
+            ttft_ms_p99=ttft.value if ttft else None,
+            tpot_ms_p99=tpot.value if tpot else None,
+            faults=report.faults,
+        )
+
+    async def _run(self, traffic: Traffic, label: str, *, gives_up: bool) -> tuple[Report, bool]:
+        """The report, and whether the run was cut short because it could not hold any more."""
+        wording = Wording(self.words)
+        source = source_of(traffic, wording)
+        room = min(self.target.max_in_flight, file_limit() - SPARE_FILES)
+        target = self.target
+        async with connect(
+            timeout_s=target.timeout_s, is_reused=target.reuses_connections
+        ) as session:
+            before = await read_totals(session, self.metrics_url)
+            async with ClientWatch() as watch:
+                asker = Asker(session, target, wording, now())
+                tally = _Tally(traffic, self.rules, label, self.on_progress)
+                driver = Driver(
+                    asker, traffic, source, wording, on_end=tally.add, max_in_flight=room
+                )
+                tally.driver, tally.gives_up = driver, gives_up
+                await driver.run()
+            after = await read_totals(session, self.metrics_url)
+        self.outcomes = driver.outcomes
+        client = watch.facts(
+            num_events=sum(one.num_events for one in driver.outcomes),
+            most_in_flight=driver.most_in_flight,
+        )
+        server = facts_between(before, after)
+        return report_of(driver.outcomes, traffic, self.rules, client, server), tally.has_given_up
+
+
+class _Tally:
+    """Hears of every end; stops a run that cannot hold any more."""
+
+    driver: Driver
+
+    def __init__(self, traffic: Traffic, rules: Rules, label: str, on_progress: OnProgress) -> None:
+        self._rules = rules
+        self._label = label
+        self._on_progress = on_progress
+        self._warm_up_ns = rules.warm_up_s * NS_PER_S
+        self._num_planned = traffic.num_planned
+        # How many requests there will be is known only where their number is what ends the run.
+        self._most_bad = (
+            (1.0 - rules.attainment) * traffic.num_planned
+            if traffic.duration_s is None
+            else float("inf")
+        )
+        self._num_ended = self._num_good = self._num_failed = self._num_bad = 0
+        self.gives_up = False
+        self.has_given_up = False
+
+    def add(self, one: Outcome) -> None:
+        good = is_good(Latencies.since(one.due_ns, one), self._rules.slo)
+        self._num_ended += 1
+        self._num_good += good
+        self._num_failed += bool(one.fault)
+        self._num_bad += not good and one.due_ns >= self._warm_up_ns
+        if self.gives_up and self._num_bad > self._most_bad:
+            self.has_given_up = True
+            self.driver.stop()
+        self._on_progress(
+            Progress(
+                label=self._label,
+                num_ended=self._num_ended,
+                num_good=self._num_good,
+                num_failed=self._num_failed,
+                num_in_flight=self.driver.num_in_flight,
+                num_planned=self._num_planned,
+            )
+        )
+
+
+def file_limit() -> int:
+    """How many files this process may open, as many as the system lets it: a connection is one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard if hard != resource.RLIM_INFINITY else 1 << 20
