@@ -37,7 +37,7 @@ class FakeAsker:
         self.num_turns = 3  # of the loop, for an answer
 
     def now(self) -> Ns:
-        return Ns(asyncio.get_running_loop().time() * 1e9)
+        return Ns(round(asyncio.get_running_loop().time() * 1e9))
 
     def payload(self, spec: SeqSpec) -> bytes:
         return self.wording.text(spec.prompt_tokens).encode()

@@ -140,7 +140,7 @@ def test_a_run_without_answers_is_none() -> None:
     ],
 )
 def test_what_to_beware_of(facts: dict[str, Any], text: str) -> None:
-    calm = {"asked_output_tokens": 3}
+    calm: dict[str, Any] = {"asked_output_tokens": 3}
     assert not any(text in one for one in report([outcome(**calm)]).warnings)
     assert any(text in one for one in report([outcome(**{**calm, **facts})]).warnings)
 

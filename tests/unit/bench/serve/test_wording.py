@@ -43,8 +43,8 @@ def test_an_answer_that_is_cut_is_still_said_whole() -> None:
 
 
 def test_words_of_one_token() -> None:
-    def encode(text: str) -> list[str]:
-        return [part for word in text.split() for part in word.split("-")]
+    def encode(text: str) -> list[int]:
+        return [len(part) for word in text.split() for part in word.split("-")]
 
     words = [f"w{number}" for number in range(70)]
     assert single_tokens([*words, "two-parts"], encode) == tuple(words)
