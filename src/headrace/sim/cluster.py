@@ -31,8 +31,9 @@ from headrace.core.telemetry import ClusterTelemetry, RequestRecord
 from headrace.core.telemetry.parts import TimeParts
 from headrace.core.telemetry.runs import emit_run
 from headrace.core.workload.source import Source
-from headrace.sim.cluster_worker import Habits, MessageFaults, Pool, SimWorker, TokenTimes
+from headrace.sim.cluster_worker import Habits, MessageFaults, Pool, SimWorker
 from headrace.sim.cores import SharedCores
+from headrace.sim.engine import NO_TIMES, TokenTimes
 from headrace.sim.network import Network
 from headrace.sim.runtime import SimRuntime
 from headrace.sim.steps import Written
@@ -41,7 +42,6 @@ MAX_CALLS = 1_000_000_000
 KV_LINK = Link(latency_ns=10_000.0, byte_ns=0.02)  # 50 GB/s
 NO_LIMITS = Slo()
 NO_HOST = Host()
-NO_TIMES: TokenTimes = {}
 NOTHING = Arrive(())  # stands for the event where a worker speaks
 
 Death = tuple[int, Ns, Ns | None]

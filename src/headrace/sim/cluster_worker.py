@@ -4,7 +4,7 @@ Decides which of its messages are lost, late or wrong; refuses to know what a fr
 them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
@@ -32,7 +32,7 @@ from headrace.core.base.events import (
 )
 from headrace.core.base.plan import StepPlan, WorkerSpec
 from headrace.core.base.request import Slo
-from headrace.core.base.types import NS_PER_MS, Ns, SeqId, WorkerId
+from headrace.core.base.types import NS_PER_MS, Ns, WorkerId
 from headrace.core.base.worker import Role
 from headrace.core.config.schema import WorkerConfig
 from headrace.core.cost.fitted import FittedCostModel
@@ -50,12 +50,10 @@ from headrace.core.router.flight import Word
 from headrace.core.router.front import FrontEvent, WorkerSaid
 from headrace.core.telemetry import RequestRecord, Telemetry
 from headrace.sim.cores import SharedCores
-from headrace.sim.engine import Run, SimEngine
+from headrace.sim.engine import SimEngine, TokenTimes
 from headrace.sim.network import Network
 from headrace.sim.runtime import SimRuntime
 from headrace.sim.steps import ListedSteps, Written
-
-TokenTimes = Mapping[SeqId, Sequence[Ns]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,7 +209,8 @@ class SimWorker:
         """What it said long enough ago has been heard."""
         runs = self._engine.runs(Ns(self._front.runtime.now - self._front.message_ns))
         if runs:
-            self._speak(*_told_together(runs))
+            words = tuple(emit for emit, _ in runs)
+            self._speak(words, {emit.seq_id: times_ns for emit, times_ns in runs})
         self._engine.stop()
         self.is_dead = True
 
@@ -222,14 +221,18 @@ class SimWorker:
     # ---- what its engine does
 
     def hear(
-        self, at_ns: Ns, effects: Sequence[EngineEffect], records: Sequence[RequestRecord]
+        self,
+        at_ns: Ns,
+        effects: Sequence[EngineEffect],
+        records: Sequence[RequestRecord],
+        times: TokenTimes,
     ) -> None:
         if self._habits.is_checked:
             self._engine.core.check()
         words: list[Word] = []
         for effect in effects:
             match effect:
-                case Admitted() | Emit() | Preempted() | Finish() | Reject():
+                case Emit() | Admitted() | Preempted() | Finish() | Reject():
                     words.append(effect)
                 case KvChanged(changes):
                     self._publish(changes)
@@ -238,19 +241,10 @@ class SimWorker:
                 case StartCopy():
                     self._copy(effect)
         if words:
-            self._call_when_heard(at_ns, partial(self._speak, tuple(words), {}, records))
-
-    def hear_glide(
-        self, changes: Sequence[BlockStored | BlockRemoved], runs: Sequence[Run]
-    ) -> None:
-        if changes:
-            self._publish(tuple(changes))
-        if runs:
-            last_ns = max(times_ns[-1] for _, times_ns in runs)
-            self._call_when_heard(last_ns, partial(self._speak, *_told_together(runs)))
-
-    def _call_when_heard(self, at_ns: Ns, call: Callable[[], None]) -> None:
-        self._front.runtime.call_at(Ns(at_ns + self._front.message_ns), call)
+            heard_ns = Ns(at_ns + self._front.message_ns)
+            self._front.runtime.call_at(
+                heard_ns, partial(self._speak, tuple(words), times, records)
+            )
 
     def _ring(self, timer: Timer) -> None:
         # What is left when all requests have ended are deadlines of what is over.
@@ -339,8 +333,3 @@ class SimWorker:
             self._front.runtime.call_later(delay_ns, partial(self._deliver, event))
         else:
             self._say(event)
-
-
-def _told_together(runs: Sequence[Run]) -> tuple[tuple[Emit, ...], TokenTimes]:
-    words = tuple(emit for emit, _ in runs)
-    return words, {emit.seq_id: times_ns for emit, times_ns in runs}

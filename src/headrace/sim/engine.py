@@ -7,24 +7,22 @@ tokens for the router to hear of it. Whatever else happens meanwhile ends the gl
 
 from bisect import bisect_right
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final, Protocol
 
 import msgspec
 
 from headrace.core.base.events import (
-    BlockRemoved,
-    BlockStored,
-    Emit,
     EngineEffect,
     EngineEvent,
+    KvChanged,
     StartStep,
     StepDone,
     StepFailed,
 )
 from headrace.core.base.plan import StepPlan
-from headrace.core.base.types import Ns
+from headrace.core.base.types import Ns, SeqId
 from headrace.core.engine.core import EngineCore
 from headrace.core.engine.glide import MIN_STEPS, Glide
 from headrace.core.engine.stats import EngineStats
@@ -34,11 +32,10 @@ from headrace.core.telemetry.runs import pass_decoding
 from headrace.sim.cores import SharedCores
 from headrace.sim.runtime import SimRuntime
 from headrace.sim.steps import ListedSteps
+from headrace.sim.untold import Run, Untold
 
-Changes = Sequence[BlockStored | BlockRemoved]
-Run = tuple[Emit, Sequence[Ns]]
-"""Tokens of one sequence, with the time of each."""
-
+TokenTimes = Mapping[SeqId, Sequence[Ns]]
+NO_TIMES: Final[TokenTimes] = {}
 MAX_STEPS: Final = 4096  # of one glide
 
 
@@ -46,13 +43,15 @@ class Reader(Protocol):
     """Whoever hears what an engine does."""
 
     def hear(
-        self, at_ns: Ns, effects: Sequence[EngineEffect], records: Sequence[RequestRecord]
+        self,
+        at_ns: Ns,
+        effects: Sequence[EngineEffect],
+        records: Sequence[RequestRecord],
+        times: TokenTimes,
     ) -> None:
-        """What came of one event; StartStep is carried out already."""
-        ...
-
-    def hear_glide(self, changes: Changes, runs: Sequence[Run]) -> None:
-        """What came of many steps up to now."""
+        """What came of an event, or of steps taken at once; StartStep is carried out already.
+        `times` of tokens that came one by one, by their sequence.
+        """
         ...
 
 
@@ -86,6 +85,7 @@ class SimEngine:
         self.busy_ns = 0  # in steps
         self._epoch = 0  # calls that were asked for in another one mean nothing any more
         self._glide: _Way | None = None
+        self._untold = Untold()
 
     def stats(self) -> EngineStats:
         """As of now; a glide need not end for it."""
@@ -119,14 +119,16 @@ class SimEngine:
             self._call_at_end()
 
     def runs(self, until_ns: Ns) -> list[Run]:
-        """Tokens of a glide up to then, of which its reader has not heard."""
+        """Tokens up to then of which its reader has not heard."""
         way = self._glide
-        return way.runs(way.num_done(until_ns)) if way is not None else []
+        if way is not None:
+            way.tell(way.num_done(until_ns), self._untold)
+        return self._untold.take_until(until_ns)
 
     # ---- one by one
 
-    def _turn(self, at_ns: Ns, event: EngineEvent, *, is_told: bool = False) -> None:
-        """`is_told`: the reader has its tokens already."""
+    def _turn(self, at_ns: Ns, event: EngineEvent, known: Container[SeqId] = ()) -> None:
+        """Of those who are `known`, the tokens are with the untold already."""
         effects = self.core.handle(at_ns, event)
         records = self._telemetry.observe(at_ns, event, effects)
         for effect in effects:
@@ -136,9 +138,11 @@ class SimEngine:
                 self._started.append(effect.plan)
                 if len(self._started) == 1:
                     self._begin(at_ns)
-        if is_told:
-            effects = [effect for effect in effects if not isinstance(effect, Emit)]
-        self._reader.hear(at_ns, effects, records)
+        if self._glides:
+            told, times = self._untold.filter(at_ns, effects, known)
+            self._reader.hear(at_ns, told, records, times)
+        else:
+            self._reader.hear(at_ns, effects, records, NO_TIMES)
 
     def _begin(self, at_ns: Ns) -> None:
         self._end, self._elapsed_ns = self._steps.outcome(self._started[0])
@@ -169,13 +173,13 @@ class SimEngine:
         self._finish_step(self._end_ns)
         self._try_to_glide()
 
-    def _finish_step(self, at_ns: Ns, *, is_told: bool = False) -> None:
+    def _finish_step(self, at_ns: Ns, known: Container[SeqId] = ()) -> None:
         end = self._end
         assert end is not None
         self._started.popleft()
         if self._started:
             self._begin(at_ns)
-        self._turn(at_ns, end, is_told=is_told)
+        self._turn(at_ns, end, known)
 
     # ---- many at once
 
@@ -184,7 +188,7 @@ class SimEngine:
             return
         glide = Glide.begin(self.core, self._steps.tokens)
         if glide is not None:
-            way = _Way(glide, self._end_ns, self._elapsed_ns, self._steps)
+            way = _Way(glide, self._end_ns, self._elapsed_ns, self._steps, self._untold)
             if way.num_steps >= MIN_STEPS:
                 self._epoch += 1
                 self._glide = way
@@ -203,42 +207,49 @@ class SimEngine:
             self._land(way, step)
             self._try_to_glide()
             return
+        effects: list[EngineEffect] = []
         changes = way.glide.pass_border(step)
-        self._reader.hear_glide(changes, way.runs_at(step))
+        if changes:
+            effects.append(KvChanged(changes))
+        times: dict[SeqId, Sequence[Ns]] = {}
+        for seq_id in way.tell_progress(step, self._untold):
+            emit, times[seq_id] = self._untold.take(seq_id)
+            effects.append(emit)
+        if effects:
+            self._reader.hear(way.ends_ns[step - 1], effects, (), times)
         self._next_border(way, step)
 
     def _land(self, way: "_Way", num_done: int) -> None:
         """All but the last of the steps that are done are taken for done; that one is done."""
         self._glide = None
         at_ns = way.ends_ns[num_done - 1]
-        runs = way.runs(num_done)
         if num_done > 1:
             before = way.ends_ns[: num_done - 1]
+            way.tell(num_done - 1, self._untold)
             plans = way.glide.land(before, way.elapsed_ns)
             pass_decoding(self._telemetry, before, plans)
             self._started = deque(plans)
             self._end, _ = self._steps.outcome(plans[0])
             self.busy_ns += sum(way.elapsed_ns[1:num_done])
-        if runs:
-            self._reader.hear_glide((), runs)
-        self._finish_step(at_ns, is_told=True)
+        self._finish_step(at_ns, way.told_at(num_done))
 
 
 class _Way:
-    """A glide with its times, as far as they are known, and how far its reader has been told."""
+    """A glide with its times, as far as they are known."""
 
-    def __init__(self, glide: Glide, end_ns: Ns, elapsed_ns: Ns, steps: ListedSteps) -> None:
+    def __init__(
+        self, glide: Glide, end_ns: Ns, elapsed_ns: Ns, steps: ListedSteps, untold: Untold
+    ) -> None:
         self.glide = glide
         self.num_steps = min(glide.num_steps, MAX_STEPS)
         self.ends_ns: list[Ns] = []
         self.elapsed_ns: list[Ns] = []
         self._steps = steps
-        self._told = [0] * len(glide.seqs)
+        self._told = [0] * len(glide.seqs)  # steps whose tokens are with the untold, or told
         # By step modulo that many: whose reader has had so many tokens that the router hears of it.
         self._progress: defaultdict[int, list[int]] = defaultdict(list)
         for index, seq in enumerate(glide.seqs):
-            num_told = seq.num_output - len(seq.spec.output_tokens)
-            self._progress[-num_told % PROGRESS_TOKENS].append(index)
+            self._progress[untold.num_until_told(seq.seq_id) % PROGRESS_TOKENS].append(index)
         self._add(end_ns, elapsed_ns)
 
     def next_border(self, step: int) -> int:
@@ -255,13 +266,28 @@ class _Way:
     def num_done(self, now: Ns) -> int:
         return bisect_right(self.ends_ns, now)
 
-    def runs(self, step: int) -> list[Run]:
-        """What its reader has not been told of what is done after this step."""
-        return self._runs(range(len(self._told)), step)
+    def told_at(self, step: int) -> set[SeqId]:
+        """Who has the step's token told."""
+        pairs = zip(self._told, self.glide.seqs, strict=True)
+        return {seq.seq_id for told, seq in pairs if told >= step}
 
-    def runs_at(self, step: int) -> list[Run]:
-        """Those of which the router hears."""
-        return self._runs(self._progress.get(step % PROGRESS_TOKENS, ()), step)
+    def tell(self, step: int, untold: Untold) -> None:
+        """What everybody has after this step."""
+        for index in range(len(self._told)):
+            self._tell(index, step, untold)
+
+    def tell_progress(self, step: int, untold: Untold) -> Iterator[SeqId]:
+        """What those have of whom the router hears with this step; who that is."""
+        for index in self._progress.get(step % PROGRESS_TOKENS, ()):
+            self._tell(index, step, untold)
+            yield self.glide.seqs[index].seq_id
+
+    def _tell(self, index: int, step: int, untold: Untold) -> None:
+        told = self._told[index]
+        if told < step:
+            self._told[index] = step
+            tokens = self.glide.tokens(index, told, step)
+            untold.add(self.glide.seqs[index].seq_id, tokens, self.ends_ns[told:step])
 
     def stats(self, stats: EngineStats, now: Ns) -> EngineStats:
         """What the core would say, had it not glided."""
@@ -280,14 +306,3 @@ class _Way:
         self.elapsed_ns.append(elapsed_ns)
         if not self.glide.is_alike(elapsed_ns):
             self.num_steps = min(self.num_steps, len(self.ends_ns))
-
-    def _runs(self, indices: Iterable[int], step: int) -> list[Run]:
-        runs: list[Run] = []
-        for index in indices:
-            told = self._told[index]
-            if told < step:
-                self._told[index] = step
-                tokens = self.glide.tokens(index, told, step)
-                emit = Emit(self.glide.seqs[index].seq_id, tokens)
-                runs.append((emit, self.ends_ns[told:step]))
-        return runs

@@ -8,6 +8,9 @@ over the ranks of the layout. It rests on published figures and fitted shares of
 kernel: what was measured on a device belongs into a FittedCostModel.
 """
 
+from functools import cached_property
+from typing import Final
+
 import msgspec
 
 from headrace.core.base.errors import InvariantError
@@ -74,7 +77,20 @@ class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
         return max(parts, key=parts.__getitem__)
 
 
-class DataSheetCostModel(msgspec.Struct, frozen=True, kw_only=True):
+MAX_BATCHES: Final = 4096  # whose parts are kept
+
+
+class _Batch(msgspec.Struct, frozen=True, gc=False):
+    """What of a step depends on its rows alone, whatever KV they attend to."""
+
+    flop: float  # of all ranks, without attention
+    weight_bytes: float
+    exchanges: tuple[Exchange, ...]
+    link_ns: float
+    overhead_ns: float
+
+
+class DataSheetCostModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """The CostModel of one attention replica of a layout (a worker with `tp · pp` devices).
 
     With `pp` > 1, `step_ns` is the way of one batch through all stages; as many batches are under
@@ -91,43 +107,22 @@ class DataSheetCostModel(msgspec.Struct, frozen=True, kw_only=True):
     links: dict[str, Link] = {}
 
     def work(self, shape: StepShape) -> StepWork:
-        model, tp, ep = self.model, self.layout.tp, self.layout.ep
-        num_tokens = shape.num_tokens
-        weight_bytes = BYTES_BY_DTYPE[self.weight_dtype]
-        expert_tokens = num_tokens * (self.layout.dp if ep > 1 else 1)
-        expert_ranks = ep if ep > 1 else tp
-        logit_params = model.logit_params if shape.num_logit_rows else 0.0
-        read = (model.shared_params + logit_params) / tp
-        read += model.experts_read(expert_tokens) * model.expert_params / expert_ranks
-        routed_params = model.experts_per_token * model.expert_params
-        flop = 2.0 * num_tokens * (model.shared_params + routed_params)
-        flop += 2.0 * shape.num_logit_rows * model.logit_params
-        is_decode = num_tokens == shape.num_seqs
-        flop += model.attention_flop(shape.num_attention_pairs, num_tokens, is_decode=is_decode)
-        kv_elems = model.kv_elems_read(shape.num_kv_tokens, shape.num_seqs)
-        exchanges = [each for each in self._exchanges(num_tokens) if each.num_ranks > 1]
+        batch = self._batch(shape)
         return StepWork(
-            flop=flop / tp,
-            weight_bytes=read * weight_bytes,
-            kv_bytes=kv_elems * BYTES_BY_DTYPE[self.kv_dtype] / min(tp, model.kv_ways),
-            exchanges=exchanges,
+            flop=self._flop(batch, shape),
+            weight_bytes=batch.weight_bytes,
+            kv_bytes=self._kv_bytes(shape),
+            exchanges=list(batch.exchanges),
         )
 
     def times(self, shape: StepShape) -> StepTimes:
-        work, eff = self.work(shape), self.efficiency
-        link_ns = 0.0
-        for each in work.exchanges:
-            rate = self.accelerator.link_bytes_per_s(each.num_ranks) * eff.link_share
-            link_ns += each.num * (eff.collective_ns + each.sent_bytes / rate * NS_PER_S)
-        flop_per_s = self.accelerator.flop_per_s(self.weight_dtype) * eff.flop_share
-        bytes_per_s = self.accelerator.memory_bytes_per_s * eff.memory_share
+        batch = self._batch(shape)
+        flop_per_s, bytes_per_s = self._rates
         return StepTimes(
-            flop_ns=work.flop / flop_per_s * NS_PER_S,
-            memory_ns=work.memory_bytes / bytes_per_s * NS_PER_S,
-            link_ns=link_ns,
-            overhead_ns=eff.step_ns
-            + eff.layer_ns * self.model.num_layers
-            + eff.seq_ns * shape.num_seqs,
+            flop_ns=self._flop(batch, shape) / flop_per_s * NS_PER_S,
+            memory_ns=(batch.weight_bytes + self._kv_bytes(shape)) / bytes_per_s * NS_PER_S,
+            link_ns=batch.link_ns,
+            overhead_ns=batch.overhead_ns,
         )
 
     def step_ns(self, shape: StepShape) -> Ns:
@@ -160,6 +155,66 @@ class DataSheetCostModel(msgspec.Struct, frozen=True, kw_only=True):
         """KV that one rank of one stage stores for a sequence of `num_tokens`."""
         ways = min(self.layout.tp, self.model.kv_ways) * self.layout.pp
         return self.model.kv_elems_held(num_tokens) * BYTES_BY_DTYPE[self.kv_dtype] / ways
+
+    # A simulation asks for the time of one decode step after another, where only the KV grows.
+
+    @cached_property
+    def _rates(self) -> tuple[float, float]:
+        """(FLOP, bytes) per second."""
+        eff = self.efficiency
+        return (
+            self.accelerator.flop_per_s(self.weight_dtype) * eff.flop_share,
+            self.accelerator.memory_bytes_per_s * eff.memory_share,
+        )
+
+    @cached_property
+    def _batches(self) -> dict[tuple[int, int, int], _Batch]:
+        return {}
+
+    def _batch(self, shape: StepShape) -> _Batch:
+        key = shape.num_tokens, shape.num_seqs, shape.num_logit_rows
+        batch = self._batches.get(key)
+        if batch is None:
+            if len(self._batches) >= MAX_BATCHES:
+                self._batches.clear()
+            batch = self._batches[key] = self._find_batch(*key)
+        return batch
+
+    def _find_batch(self, num_tokens: int, num_seqs: int, num_logit_rows: int) -> _Batch:
+        model, eff, tp, ep = self.model, self.efficiency, self.layout.tp, self.layout.ep
+        expert_tokens = num_tokens * (self.layout.dp if ep > 1 else 1)
+        expert_ranks = ep if ep > 1 else tp
+        logit_params = model.logit_params if num_logit_rows else 0.0
+        read = (model.shared_params + logit_params) / tp
+        read += model.experts_read(expert_tokens) * model.expert_params / expert_ranks
+        routed_params = model.experts_per_token * model.expert_params
+        flop = 2.0 * num_tokens * (model.shared_params + routed_params)
+        flop += 2.0 * num_logit_rows * model.logit_params
+        exchanges = tuple(each for each in self._exchanges(num_tokens) if each.num_ranks > 1)
+        link_ns = 0.0
+        for each in exchanges:
+            rate = self.accelerator.link_bytes_per_s(each.num_ranks) * eff.link_share
+            link_ns += each.num * (eff.collective_ns + each.sent_bytes / rate * NS_PER_S)
+        return _Batch(
+            flop=flop,
+            weight_bytes=read * BYTES_BY_DTYPE[self.weight_dtype],
+            exchanges=exchanges,
+            link_ns=link_ns,
+            overhead_ns=eff.step_ns + eff.layer_ns * model.num_layers + eff.seq_ns * num_seqs,
+        )
+
+    def _flop(self, batch: _Batch, shape: StepShape) -> float:
+        """Of one rank."""
+        is_decode = shape.num_tokens == shape.num_seqs
+        attention = self.model.attention_flop(
+            shape.num_attention_pairs, shape.num_tokens, is_decode=is_decode
+        )
+        return (batch.flop + attention) / self.layout.tp
+
+    def _kv_bytes(self, shape: StepShape) -> float:
+        model = self.model
+        kv_elems = model.kv_elems_read(shape.num_kv_tokens, shape.num_seqs)
+        return kv_elems * BYTES_BY_DTYPE[self.kv_dtype] / min(self.layout.tp, model.kv_ways)
 
     def _exchanges(self, num_tokens: int) -> list[Exchange]:
         """What ranks tell each other in a step of one replica.

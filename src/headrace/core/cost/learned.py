@@ -53,12 +53,14 @@ class LearnedCost:
             self._fit.add(shape, elapsed_ns)
 
     def step_ns(self, shape: StepShape) -> Ns:
-        return self._current().step_ns(shape)
+        return self.current.step_ns(shape)
 
     def copy_ns(self, num_bytes: int, link: str) -> Ns:
         return self._model.copy_ns(num_bytes, link)
 
-    def _current(self) -> CostModel:
+    @property
+    def current(self) -> CostModel:
+        """What is known by now; for whoever asks several questions at once."""
         if self._fit.num_samples >= self._next_fit_at:
             self._model = self._fit.fit("learned from its own steps")
             self._next_fit_at = self._fit.num_samples + SAMPLES_PER_FIT

@@ -5,6 +5,7 @@ For a dozen features that is a few milliseconds, and the core needs no numerical
 
 from collections.abc import Sequence
 from itertools import pairwise
+from operator import mul
 
 # How much the prior counts, in samples; and how much neighbours in a chain are held together.
 PRIOR_WEIGHT = 0.1
@@ -89,26 +90,26 @@ def minimise(quadratic: list[list[float]], linear: list[float]) -> list[float]:
     """
     size = len(linear)
     u = [0.0] * size
-    free: list[int] = []
+    free = _Free(quadratic, linear)
     for _ in range(3 * size):
         slopes = {
-            i: linear[i] - sum(quadratic[i][j] * u[j] for j in free)
+            i: linear[i] - sum([quadratic[i][j] * u[j] for j in free.places])
             for i in range(size)
-            if i not in free
+            if i not in free.places
         }
         steepest = max(slopes, key=slopes.__getitem__, default=None)
         if steepest is None or slopes[steepest] <= TOLERANCE:
             break
-        free.append(steepest)
-        while free:
-            best = _solve_linear(quadratic, linear, free)
-            blocked = [(i, goal) for i, goal in zip(free, best, strict=True) if goal <= 0.0]
+        free.add(steepest)
+        while free.places:
+            best = free.solve()
+            blocked = [(i, goal) for i, goal in zip(free.places, best, strict=True) if goal <= 0.0]
             if not blocked:
-                for i, goal in zip(free, best, strict=True):
+                for i, goal in zip(free.places, best, strict=True):
                     u[i] = goal
                 break
             part = min(u[i] / (u[i] - goal) if u[i] > 0.0 else 0.0 for i, goal in blocked)
-            for i, goal in zip(free, best, strict=True):
+            for i, goal in zip(free.places, best, strict=True):
                 u[i] += part * (goal - u[i])
             held = [i for i, _ in blocked if u[i] <= TOLERANCE] or [blocked[0][0]]
             for i in held:
@@ -117,21 +118,40 @@ def minimise(quadratic: list[list[float]], linear: list[float]) -> list[float]:
     return u
 
 
-def _solve_linear(
-    matrix: list[list[float]], right: list[float], among: Sequence[int]
-) -> list[float]:
-    """Solve the equations of the given rows and columns (Cholesky; they are positive definite)."""
-    size = len(among)
-    lower = [[0.0] * size for _ in range(size)]
-    x = [right[i] for i in among]
-    for row in range(size):
-        for col in range(row + 1):
-            rest = matrix[among[row]][among[col]] - sum(
-                lower[row][k] * lower[col][k] for k in range(col)
-            )
-            lower[row][col] = max(rest, 1e-300) ** 0.5 if row == col else rest / lower[col][col]
-        x[row] = (x[row] - sum(lower[row][k] * x[k] for k in range(row))) / lower[row][row]
-    for row in reversed(range(size)):
-        x[row] -= sum(lower[k][row] * x[k] for k in range(row + 1, size))
-        x[row] /= lower[row][row]
-    return x
+class _Free:
+    """The equations of some rows and columns of a positive definite matrix, solved by Cholesky.
+
+    Rows of the factor depend on those before them alone, so one more place costs one more row.
+    """
+
+    def __init__(self, matrix: list[list[float]], right: list[float]) -> None:
+        self.places: list[int] = []
+        self._matrix = matrix
+        self._right = right
+        self._lower: list[list[float]] = []
+        self._forward: list[float] = []  # the factor's rows solved for the right side
+
+    def add(self, place: int) -> None:
+        values, row = self._matrix[place], list[float]()
+        for other, above in zip(self.places, self._lower, strict=True):
+            row.append((values[other] - sum(map(mul, row, above))) / above[-1])
+        row.append(max(values[place] - sum(map(mul, row, row)), 1e-300) ** 0.5)
+        forward = self._right[place] - sum(map(mul, row, self._forward))
+        self._forward.append(forward / row[-1])
+        self.places.append(place)
+        self._lower.append(row)
+
+    def remove(self, place: int) -> None:
+        index = self.places.index(place)
+        behind = self.places[index + 1 :]
+        for kept in (self.places, self._lower, self._forward):
+            del kept[index:]
+        for other in behind:
+            self.add(other)
+
+    def solve(self) -> list[float]:
+        lower, x = self._lower, self._forward.copy()
+        for index in reversed(range(len(x))):
+            below = [row[index] for row in lower[index + 1 :]]
+            x[index] = (x[index] - sum(map(mul, below, x[index + 1 :]))) / lower[index][index]
+        return x

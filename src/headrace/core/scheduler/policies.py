@@ -81,20 +81,21 @@ def step_budget(
         start = max(start, seq.num_planned)
         if seq.is_long:
             limit_ns = config.long_step_ms * NS_PER_MS
-    num_decode, num_kv = len(seqs), sum(len(seq.tokens) for seq in seqs)
-    shape = StepShape(num_decode, num_decode, num_decode, num_kv, num_kv)
+    if not (seqs or limit_ns):
+        return config.step_tokens
+    num_decode, num_kv = len(seqs), sum([len(seq.tokens) for seq in seqs])
+    predict_ns = cost.current.step_ns
     if seqs:
         limit_ns = _itl_target_ms(config, seqs) * (1.0 - config.itl_margin) * NS_PER_MS
-        decode_ns = cost.step_ns(shape)
+        decode_ns = predict_ns(StepShape(num_decode, num_decode, num_decode, num_kv, num_kv))
         if decode_ns >= limit_ns:
             limit_ns = 2 * decode_ns
-    elif not limit_ns:
-        return config.step_tokens
 
     def predicted_ns(num_tokens: int) -> Ns:
         num_prefill = num_tokens - num_decode
-        pairs = num_prefill * start + num_prefill * (num_prefill + 1) // 2
-        return cost.step_ns(shape + StepShape(num_prefill, 1, 1, pairs, start + num_prefill))
+        pairs = num_kv + num_prefill * start + num_prefill * (num_prefill + 1) // 2
+        kv = num_kv + start + num_prefill
+        return predict_ns(StepShape(num_tokens, num_decode + 1, num_decode + 1, pairs, kv))
 
     low, high = num_decode, config.step_tokens
     while low < high:
