@@ -35,7 +35,7 @@ from headrace.sim.cluster_worker import Habits, MessageFaults, Pool, SimWorker
 from headrace.sim.cores import SharedCores
 from headrace.sim.engine import NO_TIMES, TokenTimes
 from headrace.sim.network import Network
-from headrace.sim.runtime import SimRuntime
+from headrace.sim.runtime import SimRuntime, rare_collections
 from headrace.sim.steps import Written
 
 MAX_CALLS = 1_000_000_000
@@ -113,7 +113,8 @@ def simulate_cluster(
 
     Raises InvariantError when a law of a core breaks or a request does not end exactly once.
     """
-    return _World(cluster, on_record, observe, observe_plan).run()
+    with rare_collections():
+        return _World(cluster, on_record, observe, observe_plan).run()
 
 
 def random_deaths(
@@ -286,6 +287,8 @@ class _World:
             self._observe(now, event, effects)
         if self.cluster.is_checked:
             self._core.check()
+        if not effects and not isinstance(event, Arrive):
+            return
         words: list[EngineEffect] = []
         for effect in effects:
             match effect:

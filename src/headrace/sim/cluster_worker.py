@@ -81,6 +81,12 @@ class MessageFaults:
     stats_lost: float = 0.0
     stats_nan: float = 0.0
 
+    @property
+    def happen(self) -> bool:
+        return any(share > 0.0 for share in (self.kv_lost, self.kv_twice, self.kv_late)) or (
+            self.stats_lost > 0.0 or self.stats_nan > 0.0
+        )
+
 
 class Front(Protocol):
     """What a worker needs of the world around it."""
@@ -155,6 +161,8 @@ class SimWorker:
         )
         self._cached: dict[bytes, None] = {}  # what a snapshot holds, in the order of storing
         self._kv_no = 0
+        self._has_faults = habits.faults.happen
+        self._period_ns = Ns(round(habits.stats_period_ms * NS_PER_MS))
         self._num_received = 0
 
     # ---- queries
@@ -276,14 +284,15 @@ class SimWorker:
         front = self._front
         if self.is_dead or front.is_over:
             return
-        load, faults = self._load(), self._habits.faults
-        draw = front.rng.random()
-        if draw < faults.stats_nan:
-            load = msgspec.structs.replace(load, num_kv_tokens=float("nan"))
-        if draw >= faults.stats_lost:
+        load, is_lost = self._load(), False
+        if self._has_faults:
+            draw, faults = front.rng.random(), self._habits.faults
+            if draw < faults.stats_nan:
+                load = msgspec.structs.replace(load, num_kv_tokens=float("nan"))
+            is_lost = draw < faults.stats_lost
+        if not is_lost:
             self._say(WorkerStats(self.worker_id, load, self._num_received))
-        period_ns = Ns(round(self._habits.stats_period_ms * NS_PER_MS))
-        front.runtime.call_later(period_ns, self.tell_load)
+        front.runtime.call_later(self._period_ns, self.tell_load)
 
     def _load(self) -> WorkerLoad:
         stats = self._engine.stats()
@@ -323,6 +332,9 @@ class SimWorker:
                 self._cached[change.name] = None
             else:
                 del self._cached[change.name]
+        if not self._has_faults:
+            self._say(event)
+            return
         faults, rng = self._habits.faults, self._front.rng
         if rng.random() < faults.kv_lost:
             return

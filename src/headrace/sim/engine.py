@@ -6,7 +6,7 @@ tokens for the router to hear of it. Whatever else happens meanwhile ends the gl
 """
 
 from bisect import bisect_right
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final, Protocol
@@ -247,19 +247,22 @@ class _Way:
         self._steps = steps
         self._told = [0] * len(glide.seqs)  # steps whose tokens are with the untold, or told
         # By step modulo that many: whose reader has had so many tokens that the router hears of it.
-        self._progress: defaultdict[int, list[int]] = defaultdict(list)
+        self._progress: dict[int, list[int]] = {}
         for index, seq in enumerate(glide.seqs):
-            self._progress[untold.num_until_told(seq.seq_id) % PROGRESS_TOKENS].append(index)
+            place = untold.num_until_told(seq.seq_id) % PROGRESS_TOKENS
+            self._progress.setdefault(place, []).append(index)
         self._add(end_ns, elapsed_ns)
 
     def next_border(self, step: int) -> int:
         """The first step after this one with which something is to be done, or the last one."""
+        glide, ends_ns, progress = self.glide, self.ends_ns, self._progress
+        places, size = glide.border_places, glide.block_size
         while step < self.num_steps:
             step += 1
-            if step > len(self.ends_ns):
-                elapsed_ns = self._steps.elapsed_ns(self.glide.shape(step))
-                self._add(Ns(self.ends_ns[-1] + elapsed_ns), elapsed_ns)
-            if self.glide.has_border(step) or self._progress.get(step % PROGRESS_TOKENS):
+            if step > len(ends_ns):
+                elapsed_ns = self._steps.elapsed_ns(glide.shape(step))
+                self._add(Ns(ends_ns[-1] + elapsed_ns), elapsed_ns)
+            if step % size in places or step % PROGRESS_TOKENS in progress:
                 return step
         return self.num_steps
 

@@ -117,16 +117,19 @@ class DataSheetCostModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def times(self, shape: StepShape) -> StepTimes:
         batch = self._batch(shape)
-        flop_per_s, bytes_per_s = self._rates
+        flop_ns, memory_ns = self._roofs_ns(batch, shape)
         return StepTimes(
-            flop_ns=self._flop(batch, shape) / flop_per_s * NS_PER_S,
-            memory_ns=(batch.weight_bytes + self._kv_bytes(shape)) / bytes_per_s * NS_PER_S,
+            flop_ns=flop_ns,
+            memory_ns=memory_ns,
             link_ns=batch.link_ns,
             overhead_ns=batch.overhead_ns,
         )
 
     def step_ns(self, shape: StepShape) -> Ns:
-        return Ns(max(1, round(self.times(shape).total_ns)))
+        batch = self._batch(shape)
+        return Ns(
+            max(1, round(max(self._roofs_ns(batch, shape)) + batch.link_ns + batch.overhead_ns))
+        )
 
     def copy_ns(self, num_bytes: int, link: str) -> Ns:
         """Raises InvariantError for a link that nobody described."""
@@ -201,6 +204,14 @@ class DataSheetCostModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             exchanges=exchanges,
             link_ns=link_ns,
             overhead_ns=eff.step_ns + eff.layer_ns * model.num_layers + eff.seq_ns * num_seqs,
+        )
+
+    def _roofs_ns(self, batch: _Batch, shape: StepShape) -> tuple[float, float]:
+        """Of arithmetic, and of memory."""
+        flop_per_s, bytes_per_s = self._rates
+        return (
+            self._flop(batch, shape) / flop_per_s * NS_PER_S,
+            (batch.weight_bytes + self._kv_bytes(shape)) / bytes_per_s * NS_PER_S,
         )
 
     def _flop(self, batch: _Batch, shape: StepShape) -> float:

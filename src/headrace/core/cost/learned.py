@@ -47,10 +47,16 @@ class LearnedCost:
         if not is_like_others or plan.step_id % DECODE_STEPS_PER_SAMPLE == 0:
             self._fit.add(StepShape.of(plan), elapsed_ns)
 
-    def learn_decoding(self, step_id: StepId, shape: StepShape, elapsed_ns: Ns) -> None:
-        """As `learn`, of a step that only decoded, once predictions are reliable."""
-        if step_id % DECODE_STEPS_PER_SAMPLE == 0:
-            self._fit.add(shape, elapsed_ns)
+    @staticmethod
+    def learned_among(first: StepId, num_steps: int) -> range:
+        """Which of so many steps that only decode, counted from 0, are samples, once predictions
+        are reliable.
+        """
+        return range(-first % DECODE_STEPS_PER_SAMPLE, num_steps, DECODE_STEPS_PER_SAMPLE)
+
+    def learn_decoding(self, shape: StepShape, elapsed_ns: Ns) -> None:
+        """As `learn`, of one of these."""
+        self._fit.add(shape, elapsed_ns)
 
     def step_ns(self, shape: StepShape) -> Ns:
         return self.current.step_ns(shape)

@@ -21,11 +21,11 @@ def find_fault(
     asked = f"prompt of {num_prompt} tokens and max_tokens of {max_tokens}"
     if num_prompt == 0:
         return _bad(spec, "prompt_empty", "prompt has no tokens", "send at least one token")
-    for token in spec.prompt_tokens:
-        if not 0 <= token < worker.vocab_size:
-            return _bad(
-                spec, "token_out_of_range", f"token id {token} is not below {worker.vocab_size}", ""
-            )
+    if min(spec.prompt_tokens) < 0 or max(spec.prompt_tokens) >= worker.vocab_size:
+        token = next(one for one in spec.prompt_tokens if not 0 <= one < worker.vocab_size)
+        return _bad(
+            spec, "token_out_of_range", f"token id {token} is not below {worker.vocab_size}", ""
+        )
     if max_len > worker.max_model_len:
         return _bad(
             spec,

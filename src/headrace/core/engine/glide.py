@@ -8,7 +8,6 @@ block. For whoever knows how long steps take and what they sample beforehand: a 
 It is the engine's own matter, so it knows what is inside.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -33,18 +32,20 @@ class Glide:
         self.num_steps = num_steps  # that may be done within it; more may not be alike
         self._core = core
         self._tokens = tokens
-        self._size = size = core.spec.block_size
+        self.block_size = size = core.spec.block_size
         self._is_ahead = len(core._steps) > 1
         self._first_id = core._steps[0].plan.step_id
         self._num_kv = sum(seq.num_computed for seq in seqs)
         self._lengths = [len(seq.tokens) for seq in seqs]
         # By step modulo the block's size: whose block becomes full, and who needs one, when it is
         # done.
-        self._full: defaultdict[int, list[int]] = defaultdict(list)
-        self._needs: defaultdict[int, list[Seq]] = defaultdict(list)
+        self._full: dict[int, list[int]] = {}
+        self._needs: dict[int, list[Seq]] = {}
         for index, seq in enumerate(seqs):
-            self._full[-seq.num_computed % size].append(index)
-            self._needs[(1 - seq.num_planned) % size].append(seq)
+            self._full.setdefault(-seq.num_computed % size, []).append(index)
+            self._needs.setdefault((1 - seq.num_planned) % size, []).append(seq)
+        # With which steps, modulo the block's size, a block becomes full or is needed.
+        self.border_places = self._full.keys() | self._needs.keys()
 
     @classmethod
     def begin(cls, core: EngineCore, tokens: Tokens) -> "Glide | None":
@@ -90,28 +91,23 @@ class Glide:
             return True
         return (0 < elapsed_ns < OVERLAP_BELOW_NS) == self._is_ahead
 
-    def has_border(self, step: int) -> bool:
-        """Whether a block becomes full or is needed when the step is done."""
-        place = step % self._size
-        return bool(self._full.get(place) or self._needs.get(place))
-
     def has_room(self, step: int) -> bool:
         """Whether everybody who needs a block then gets one at nobody's cost."""
-        needs = self._needs.get(step % self._size, ())
+        needs = self._needs.get(step % self.block_size, ())
         return len(needs) <= self._core._kv.num_available
 
     # ---- changes
 
     def pass_border(self, step: int) -> tuple[BlockStored | BlockRemoved, ...]:
         """What the end of the step does to blocks, in the engine's order."""
-        kv, place = self._core._kv, step % self._size
+        kv, place = self._core._kv, step % self.block_size
         for index in self._full.get(place, ()):
             seq = self.seqs[index]
             # What the step samples belongs to no full block, and it may yet be the last to land.
             self._fill(index, step - 1)
             kv.commit(seq.seq_id, seq.chain, seq.tokens, seq.num_computed + 1)
         for seq in self._needs.get(place, ()):
-            kv.reserve(seq.seq_id, (kv.num_held(seq.seq_id) + 1) * self._size)
+            kv.reserve(seq.seq_id, (kv.num_held(seq.seq_id) + 1) * self.block_size)
         return kv.drain_changes()
 
     def land(self, ends_ns: Sequence[Ns], elapsed_ns: Sequence[Ns]) -> list[StepPlan]:
@@ -120,10 +116,8 @@ class Glide:
         Returns the plans that run then: the next step's, and one made ahead.
         """
         core, scheduler, num_steps = self._core, self._core._scheduler, len(ends_ns)
-        for step in range(1, num_steps + 1):
-            scheduler.learn_decoding(
-                StepId(self._first_id + step - 1), self.shape(step), elapsed_ns[step - 1]
-            )
+        for step in scheduler.learned_among(StepId(self._first_id), num_steps):
+            scheduler.learn_decoding(self.shape(step + 1), elapsed_ns[step])
         for index, seq in enumerate(self.seqs):
             self._fill(index, num_steps)
             seq.num_planned = seq.num_computed

@@ -43,6 +43,8 @@ class HandoffCore:
     @property
     def num_blocks(self) -> int:
         """Blocks that are held for loads and leases."""
+        if not (self._loads or self._leases):
+            return 0
         handles = (*self._loads, *self._leases.values())
         return len({b for handle in handles for b in self._kv.block_ids(holder(handle))})
 

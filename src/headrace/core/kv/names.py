@@ -17,6 +17,7 @@ from typing import Final
 
 VERSION: Final = "kvh1"
 NAME_BYTES: Final = 16
+WORD_BYTES: Final = 4  # of a token id
 
 
 def root_name(model_digest: str, kv_dtype: str, block_size: int, adapter: str, salt: str) -> bytes:
@@ -30,10 +31,14 @@ def root_name(model_digest: str, kv_dtype: str, block_size: int, adapter: str, s
 
 def child_name(parent: bytes, tokens: Sequence[int]) -> bytes:
     """The name of the full block that holds `tokens` after `parent`."""
+    return sha256(parent + _words(tokens)).digest()[:NAME_BYTES]
+
+
+def _words(tokens: Sequence[int]) -> bytes:
     words = array("I", tokens)
     if sys.byteorder == "big":
         words.byteswap()
-    return sha256(parent + words.tobytes()).digest()[:NAME_BYTES]
+    return words.tobytes()
 
 
 class BlockChain:
@@ -49,7 +54,12 @@ class BlockChain:
     def extend(self, tokens: Sequence[int]) -> None:
         """Name every full block of `tokens`, of which earlier calls saw a prefix."""
         size, names = self._block_size, self.names
+        first = len(names) * size
+        num_bytes = (len(tokens) - first) // size * size * WORD_BYTES
+        if not num_bytes:
+            return
+        words = _words(tokens[first : first + num_bytes // WORD_BYTES])
         parent = names[-1] if names else self.root
-        for start in range(len(names) * size, len(tokens) - size + 1, size):
-            parent = child_name(parent, tokens[start : start + size])
+        for start in range(0, num_bytes, size * WORD_BYTES):
+            parent = sha256(parent + words[start : start + size * WORD_BYTES]).digest()[:NAME_BYTES]
             names.append(parent)

@@ -68,6 +68,7 @@ class RouterCore:
         self._num_queried_blocks = self._num_hit_blocks = 0
         # Workers that may have got room by this event, in order.
         self._freed: dict[Worker, None] = {}
+        self._stale_ns = round(config.stats_stale_ms * NS_PER_MS)
         self._is_watching = False  # a WATCH_TIMER is set
         self._num_starting = 0  # workers
         self._now = Ns(0)
@@ -127,6 +128,8 @@ class RouterCore:
         self._now = now
         effects: list[RouterEffect] = []
         match event:
+            case WorkerStats() | WorkerKv() | WorkerKvSnapshot() | WorkerDrain():
+                self._heard(now, event, effects)
             case RouteArrive(request):
                 self._arrive(now, request, effects)
             case RouteStarted(request_id):
@@ -145,8 +148,6 @@ class RouterCore:
             case WorkerDown(worker_id, _, is_failure):
                 if (worker := self._fleet.find(worker_id)) is not None:
                     self._down(now, worker, is_failure)
-            case WorkerDrain() | WorkerStats() | WorkerKv() | WorkerKvSnapshot():
-                self._heard(now, event, effects)
             case WorkersStarting(num_workers):
                 self._num_starting = num_workers
             case _:
@@ -371,13 +372,12 @@ class RouterCore:
         if worker is None:
             return  # its last words overtaken by the news of its end
         match event:
+            case WorkerStats(_, load, num_received):
+                worker.reconcile(now, load, num_received, self._stale_ns)
+                self._freed[worker] = None
             case WorkerDrain():
                 self._fleet.drain(worker)
                 self._give_up(worker)
-            case WorkerStats(_, load, num_received):
-                stale_ns = round(self.config.stats_stale_ms * NS_PER_MS)
-                worker.reconcile(now, load, num_received, stale_ns)
-                self._freed[worker] = None
             case WorkerKv() | WorkerKvSnapshot():
                 if self._caches.hear(now, worker, event):
                     effects.append(Resync(worker.worker_id))

@@ -31,6 +31,9 @@ class KvFeed:
     def take(self, now: Ns, first_seq_no: int, changes: Changes) -> tuple[Changes, bool]:
         """The changes that were not seen before, and whether to ask for a snapshot now."""
         end = first_seq_no + len(changes)
+        if first_seq_no == self.next_seq_no and self._asked_ns is None:
+            self.next_seq_no = end
+            return changes, False
         has_gap = first_seq_no > self.next_seq_no
         fresh = changes[max(0, self.next_seq_no - first_seq_no) :]
         self.next_seq_no = max(self.next_seq_no, end)

@@ -169,6 +169,8 @@ class FrontCore:
         self._now = now
         effects: list[FrontEffect] = []
         match event:
+            case WorkerStats() | WorkerKv() | WorkerKvSnapshot() | Timer():
+                self._route(event, effects)
             case Arrive(seqs):
                 self._arrive(seqs, effects)
             case Cancel(seq_id, reason):
@@ -182,8 +184,6 @@ class FrontCore:
                 self._lose(event, effects)
             case WorkerUp():
                 self._workers[event.worker_id] = event
-                self._route(event, effects)
-            case WorkerStats() | WorkerKv() | WorkerKvSnapshot() | Timer():
                 self._route(event, effects)
             case WorkerDrain() | WorkersStarting():
                 self._route(event, effects)

@@ -9,7 +9,7 @@ had received when it counted, its word holds; those sent since are added; what i
 foreign. So nothing counts twice.
 """
 
-from math import isfinite
+from math import inf
 from typing import Final
 
 import msgspec
@@ -66,6 +66,7 @@ class Worker:
     """Loads are integers, so that what is booked and released adds up to nothing."""
 
     __slots__ = (
+        "_asked",
         "_drained_ns",
         "_foreign_kv_tokens",
         "_foreign_prefill_ns",
@@ -134,6 +135,7 @@ class Worker:
         self._foreign_seqs = 0
         self._foreign_kv_tokens = 0
         self._num_dispatched_before = 0  # the last statistics
+        self._asked = (0, 0, 0)  # what the predictor was asked last: sequences, decoding, KV
 
     # ---- queries
 
@@ -187,13 +189,13 @@ class Worker:
 
     def reconcile(self, now: Ns, load: WorkerLoad, num_received: int | None, fresh_ns: int) -> bool:
         """Take the worker's word. False, with nothing changed, where it makes no sense."""
-        figures = [figure for figure in msgspec.structs.astuple(load) if figure is not None]
-        if not all(isfinite(figure) and figure >= 0.0 for figure in figures):
-            return False
+        for figure in msgspec.structs.astuple(load):
+            if figure is not None and not 0.0 <= figure < inf:  # which NaN is not either
+                return False
         # Without its word on what it had received: what was sent before it spoke last time has
         # arrived, and of the rest none is taken for foreign.
         received = self._num_dispatched_before if num_received is None else num_received
-        pending = list(self._pending.values())
+        pending = [*self._pending.values()]
         seen = [booking for booking in pending if booking.number < received]
         unseen = pending[len(seen) :]
         own = seen if num_received is not None else pending
@@ -201,7 +203,7 @@ class Worker:
             self._drain(now)
         else:
             self._reconcile_prefill(seen, unseen, own, int(load.num_queued_prefill_tokens))
-        own_seqs = self._started_seqs + sum(booking.request.num_choices for booking in own)
+        own_seqs = self._started_seqs + sum([booking.request.num_choices for booking in own])
         self._foreign_seqs = max(0, int(load.num_running + load.num_waiting) - own_seqs)
         if load.num_kv_tokens is not None:
             self._foreign_kv_tokens = max(0, int(load.num_kv_tokens) - self._started_kv_tokens)
@@ -210,7 +212,7 @@ class Worker:
             without = unseen + (seen[-int(load.num_waiting) :] if load.num_waiting >= 1 else [])
             num_blocks = int(load.num_free_blocks + load.num_cached_blocks)
             self._num_free_tokens = num_blocks * self.spec.block_size - sum(
-                booking.num_new_tokens for booking in without
+                [booking.num_new_tokens for booking in without]
             )
         self._num_dispatched_before = self.num_dispatched
         self.stats_ns = self._drained_ns = now
@@ -222,7 +224,7 @@ class Worker:
         self, seen: list[Booking], unseen: list[Booking], own: list[Booking], num_queued: int
     ) -> None:
         """What is done of the seen is taken to be done of the oldest."""
-        num_done = max(0, sum(booking.num_uncached for booking in seen) - num_queued)
+        num_done = max(0, sum([booking.num_uncached for booking in seen]) - num_queued)
         for booking in seen:
             done = min(num_done, booking.num_uncached)
             rest = booking.num_uncached - done
@@ -230,10 +232,10 @@ class Worker:
             num_done -= done
         for booking in unseen:
             booking.remaining_ns = booking.prefill_ns
-        num_foreign = num_queued - sum(booking.num_uncached for booking in own)
+        num_foreign = num_queued - sum([booking.num_uncached for booking in own])
         self._foreign_prefill_ns = self.predictor.backlog_ns(num_foreign)
         self._queue_ns = self._foreign_prefill_ns + sum(
-            booking.remaining_ns for booking in self._pending.values()
+            [booking.remaining_ns for booking in self._pending.values()]
         )
 
     def _drain(self, now: Ns) -> None:
@@ -261,9 +263,12 @@ class Worker:
         self.seqs_left = FOREVER if is_empty else self.up.max_running_seqs - self.num_seqs
         self.tokens_left = FOREVER if is_empty else self._num_free_tokens
         num_kv_tokens = self._started_kv_tokens + self._foreign_kv_tokens
-        self.output_extra_ns = self.predictor.output_extra_ns(self.num_seqs, num_kv_tokens)
         num_decoding = self._started_seqs + self._foreign_seqs
-        self.step_extra_ns = self.predictor.step_extra_ns(num_decoding, num_kv_tokens)
+        asked = (self.num_seqs, num_decoding, num_kv_tokens)
+        if asked != self._asked:
+            self._asked = asked
+            self.output_extra_ns = self.predictor.output_extra_ns(self.num_seqs, num_kv_tokens)
+            self.step_extra_ns = self.predictor.step_extra_ns(num_decoding, num_kv_tokens)
 
     def check(self) -> None:
         """Raise InvariantError unless the sums are those of the bookings."""

@@ -102,10 +102,13 @@ class Scheduler:
         """Whether steps that only decode are learned from as `learn_decoding` does."""
         return not self._learns or self._cost.is_reliable
 
-    def learn_decoding(self, step_id: StepId, shape: StepShape, elapsed_ns: Ns) -> None:
+    def learned_among(self, first: StepId, num_steps: int) -> range:
+        """Which of so many steps that only decode, counted from 0, are learned from."""
+        return self._cost.learned_among(first, num_steps) if self._learns else range(0)
+
+    def learn_decoding(self, shape: StepShape, elapsed_ns: Ns) -> None:
         """As `learn`, of a step in which everybody decoded, without its plan."""
-        if self._learns:
-            self._cost.learn_decoding(step_id, shape, elapsed_ns)
+        self._cost.learn_decoding(shape, elapsed_ns)
 
     @property
     def _learns(self) -> bool:
