@@ -23,7 +23,7 @@ from headrace.models.llama_files import (
     shape_from_config,
     shape_from_gguf,
 )
-from headrace.models.safetensors import MAX_JSON_BYTES, SafetensorsFolder
+from headrace.models.safetensors import MAX_JSON_BYTES, ModelFolder, SafetensorsFolder
 from headrace.models.tensors import OnProgress, StoredTensor, WeightReader
 from headrace.models.text.template import MAX_SOURCE_CHARS, ChatTemplate
 from headrace.models.text.tokenizer import Tokenizer
@@ -80,7 +80,7 @@ def load_model(
     source = _open(path)
     with ExitStack() as undo:
         # It comes up in its own process while the weights are read.
-        template, check = _begin_template(path, source, chat_template)
+        template, check = _begin_template(path, source.text, chat_template)
         if template is not None:
             undo.callback(template.close)
         model, weights = _model(path, source, backend, max_model_len, on_progress)
@@ -88,7 +88,7 @@ def load_model(
         undo.pop_all()
     return LoadedModel(
         model=model,
-        tokenizer=source.tokenizer,
+        tokenizer=source.text.tokenizer,
         chat_template=template,
         description=ModelDescription(
             name=_name(path),
@@ -102,15 +102,26 @@ def load_model(
 
 def load_text(path: Path, *, chat_template: Path | None = None) -> LoadedText:
     """The text part of what `load_model` loads, from the same files."""
-    source = _open(path)
-    template, check = _begin_template(path, source, chat_template)
+    return _load_text(path, _open(path).text, chat_template)
+
+
+def load_text_of_any(path: Path, *, chat_template: Path | None = None) -> LoadedText:
+    """The same for a model of any architecture; a folder needs no weights."""
+    if path.is_dir():
+        return _load_text(path, _folder_text(ModelFolder(path)), chat_template)
+    _check_is_model_file(path)
+    return _load_text(path, _gguf_text(path, GgufFile(path).metadata), chat_template)
+
+
+def _load_text(path: Path, text: "_Text", chat_template: Path | None) -> LoadedText:
+    template, check = _begin_template(path, text, chat_template)
     try:
         check()
     except BaseException:
         if template is not None:
             template.close()
         raise
-    return LoadedText(source.tokenizer, template)
+    return LoadedText(text.tokenizer, template)
 
 
 def _open(path: Path) -> "_Source":
@@ -121,12 +132,12 @@ def _open(path: Path) -> "_Source":
 
 
 def _begin_template(
-    path: Path, source: "_Source", replacement: Path | None
+    path: Path, text: "_Text", replacement: Path | None
 ) -> tuple[ChatTemplate | None, Callable[[], None]]:
     """The template, and what to call before it is used: ConfigError where it is none."""
-    text = None if replacement is None else _replacement(replacement)
+    given = None if replacement is None else _replacement(replacement)
     with naming(replacement or path):
-        template = _template(source, text)
+        template = _template(text, given)
 
     def check() -> None:
         if template is not None:
@@ -145,14 +156,23 @@ def _model(
 ) -> tuple[Model[Any, Any], WeightReader[Any]]:
     weights = WeightReader(path, source.tensors, backend, on_progress, source.grouping)
     shape = source.shape(weights)
-    if source.tokenizer.vocab_size > shape.vocab_size:
+    if source.text.tokenizer.vocab_size > shape.vocab_size:
         raise ConfigError(
-            f"{path}: the tokenizer has {source.tokenizer.vocab_size} tokens,"
+            f"{path}: the tokenizer has {source.text.tokenizer.vocab_size} tokens,"
             f" the model {shape.vocab_size}",
             hint="tokenizer and weights are not of the same model",
         )
     model_class = ARCHITECTURES[source.architecture]
     return model_class(shape, source.names, weights, max_model_len), weights
+
+
+class _Text(msgspec.Struct, frozen=True):
+    """What both kinds of files say of text."""
+
+    tokenizer: Tokenizer
+    chat_template: str  # "" = none
+    bos_token: str
+    eos_token: str
 
 
 class _Source(msgspec.Struct, frozen=True):
@@ -163,10 +183,7 @@ class _Source(msgspec.Struct, frozen=True):
     file_bytes: int
     names: LlamaNames
     shape: Callable[[WeightReader[Any]], LlamaShape]
-    tokenizer: Tokenizer
-    chat_template: str  # "" = none
-    bos_token: str
-    eos_token: str
+    text: _Text
     grouping: Grouping | None = None
 
 
@@ -174,15 +191,21 @@ def _open_gguf(path: Path) -> _Source:
     file = GgufFile(path)
     facts = Facts(path, file.metadata)
     architecture = _known(path, facts.text("general.architecture"))
-    tokenizer = tokenizer_from_gguf(path, file.metadata)
     return _Source(
         architecture=architecture,
         tensors=file.tensors,
         file_bytes=file.file_bytes,
         names=GGUF_NAMES,
         shape=partial(shape_from_gguf, path, file.metadata, architecture),
+        text=_gguf_text(path, file.metadata),
+    )
+
+
+def _gguf_text(path: Path, metadata: Mapping[str, object]) -> _Text:
+    tokenizer = tokenizer_from_gguf(path, metadata)
+    return _Text(
         tokenizer=tokenizer,
-        chat_template=facts.text("tokenizer.chat_template", ""),
+        chat_template=Facts(path, metadata).text("tokenizer.chat_template", ""),
         bos_token=_token_text(tokenizer, None, tokenizer.bos_token_id),
         eos_token=_token_text(tokenizer, None, tokenizer.named_eos),
     )
@@ -194,19 +217,25 @@ def _open_folder(path: Path) -> _Source:
     facts = Facts(config, folder.config)
     architecture = _known(config, facts.text("model_type"))
     shape = shape_from_config(config, folder.config, architecture)
-    tokenizer = tokenizer_from_folder(folder)
-    settings = folder.json("tokenizer_config.json") or {}
     return _Source(
         architecture=architecture,
         tensors=folder.tensors,
         file_bytes=folder.file_bytes,
         names=FOLDER_NAMES,
         shape=lambda weights: shape,
+        text=_folder_text(folder),
+        grouping=grouping_from_config(facts),
+    )
+
+
+def _folder_text(folder: ModelFolder) -> _Text:
+    tokenizer = tokenizer_from_folder(folder)
+    settings = folder.json("tokenizer_config.json") or {}
+    return _Text(
         tokenizer=tokenizer,
         chat_template=_folder_template(folder, settings),
         bos_token=_token_text(tokenizer, settings.get("bos_token"), tokenizer.bos_token_id),
         eos_token=_token_text(tokenizer, settings.get("eos_token"), tokenizer.named_eos),
-        grouping=grouping_from_config(facts),
     )
 
 
@@ -233,7 +262,7 @@ def _known(path: Path, architecture: str) -> str:
     return architecture
 
 
-def _folder_template(folder: SafetensorsFolder, tokenizer_config: Mapping[str, object]) -> str:
+def _folder_template(folder: ModelFolder, tokenizer_config: Mapping[str, object]) -> str:
     """The template's own file, or the entry in tokenizer_config.json: a text, or a list with one
     named "default".
     """
@@ -247,11 +276,11 @@ def _folder_template(folder: SafetensorsFolder, tokenizer_config: Mapping[str, o
     return entry if isinstance(entry, str) else ""
 
 
-def _template(source: _Source, replacement: str | None) -> ChatTemplate | None:
-    text = source.chat_template if replacement is None else replacement
-    if not text:
+def _template(text: _Text, replacement: str | None) -> ChatTemplate | None:
+    source = text.chat_template if replacement is None else replacement
+    if not source:
         return None
-    return ChatTemplate(text, bos_token=source.bos_token, eos_token=source.eos_token)
+    return ChatTemplate(source, bos_token=text.bos_token, eos_token=text.eos_token)
 
 
 def _replacement(path: Path) -> str:

@@ -34,11 +34,28 @@ class _Index(msgspec.Struct):
     weight_map: dict[str, str]
 
 
-class SafetensorsFolder:
-    """The config and the tensors of one model folder; other JSON files on request."""
+class ModelFolder:
+    """A model folder's JSON files, on request."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+
+    def json(self, name: str) -> dict[str, object] | None:
+        """The object in a JSON file of the folder, None where there is no such file."""
+        path = self.path / name
+        if not path.is_file():
+            return None
+        values: dict[str, object] = _decoded(
+            path, read_bounded(path, MAX_JSON_BYTES), dict[str, Any]
+        )
+        return values
+
+
+class SafetensorsFolder(ModelFolder):
+    """The config and the tensors of one model folder, too."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
         config = self.json("config.json")
         if config is None:
             raise ConfigError(f"{path}: the folder has no config.json", hint=_other_hint(path))
@@ -53,16 +70,6 @@ class SafetensorsFolder:
             raise ConfigError(
                 f"{path}: the folder has neither {_WEIGHTS} nor {_INDEX}", hint=_other_hint(path)
             )
-
-    def json(self, name: str) -> dict[str, object] | None:
-        """The object in a JSON file of the folder, None where there is no such file."""
-        path = self.path / name
-        if not path.is_file():
-            return None
-        values: dict[str, object] = _decoded(
-            path, read_bounded(path, MAX_JSON_BYTES), dict[str, Any]
-        )
-        return values
 
     def _add_indexed_shards(self, index: Path) -> None:
         weight_map = _decoded(index, read_bounded(index, MAX_JSON_BYTES), _Index).weight_map

@@ -37,7 +37,9 @@ _encode = msgspec.json.Encoder(order="sorted").encode
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
     model: str  # "" = any
     block_names: tuple[bytes, ...]
-    num_tokens: int  # of the prompt, estimated from its bytes
+    # As engines that publish KV events name their blocks; else the names stand for text.
+    is_named_by_tokens: bool = False
+    num_tokens: int  # of the prompt, estimated from its bytes where its tokens are not known
     num_choices: int
     max_tokens: int  # of each choice
     priority: int

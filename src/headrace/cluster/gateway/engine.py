@@ -84,7 +84,7 @@ class Engine:
             step_tokens=STEP_TOKENS,
             max_running_seqs=UNKNOWN,
             cost=self._cost,
-            publishes_kv=False,
+            publishes_kv=bool(self.address.kv_events),
             # To a router, a model's name is to an engine what an adapter's is to a worker.
             adapters=self.models,
         )

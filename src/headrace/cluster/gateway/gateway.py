@@ -17,8 +17,10 @@ import aiohttp
 import msgspec
 
 from headrace.cluster.gateway.addresses import engine_addresses
+from headrace.cluster.gateway.ask import Ask
 from headrace.cluster.gateway.call import Fault, Kind, open_session
 from headrace.cluster.gateway.engine import Engine
+from headrace.cluster.gateway.kv_sources import KvSources
 from headrace.cluster.gateway.metrics import GatewayMetrics
 from headrace.cluster.gateway.switch import Rejected, Switch
 from headrace.cluster.gateway.watch import Watch
@@ -51,12 +53,13 @@ class Endable(Protocol):
 
 class Gateway:
     def __init__(self, config: Config) -> None:
-        """ConfigError where the engines' addresses or keys are wrong."""
+        """ConfigError where the engines' addresses, keys or tokenizer are wrong."""
         self.config = config
         speed = config.cluster.engine_prefill_tokens_per_s
         self.engines = [Engine(one, speed) for one in engine_addresses(config.cluster)]
         self.switch = Switch(RouterCore(config.router))
-        self.metrics = GatewayMetrics(self.engines, self.switch.router, ROUTES)
+        self._kv = KvSources(config, self.engines, self.switch)
+        self.metrics = GatewayMetrics(self.engines, self._kv, self.switch.router, ROUTES)
         self._by_worker: dict[WorkerId, Engine] = {}
         self._cards: dict[str, msgspec.Raw] = {}  # of models, by name
         self._worker_ids = map(WorkerId, count())
@@ -84,6 +87,8 @@ class Gateway:
                 watch = Watch(engine, self._session, self, cluster.silence_timeout_s)
                 self._watches[engine.name] = watch
                 tasks.create_task(watch.run(cluster.engine_poll_s))
+            for feed in self._kv.feeds:
+                tasks.create_task(feed.run())
 
     def _on_watch_end(self, watching: "asyncio.Task[None]") -> None:
         if not watching.cancelled():
@@ -93,6 +98,7 @@ class Gateway:
         """The loop awaits what this cancels."""
         if self._watching is not None:
             self._watching.cancel()
+        self._kv.close()
 
     @property
     def session(self) -> aiohttp.ClientSession:
@@ -144,6 +150,10 @@ class Gateway:
 
     def next_request_id(self) -> int:
         return next(self._request_ids)
+
+    async def named(self, ask: Ask, path: str, body: bytes) -> Ask:
+        """With names by tokens, where engines publish such and it can be done."""
+        return await self._kv.named(ask, path, body)
 
     def tenant(self, authorization: str) -> str:
         """Whose request it is, by its key, which is kept nowhere."""
@@ -214,6 +224,7 @@ class Gateway:
     def came_up(self, engine: Engine, cards: dict[str, msgspec.Raw]) -> None:
         """It answers, with these models; again where these have changed."""
         self._cards |= cards
+        self._kv.learn(cards)
         models = tuple(cards)
         if engine.is_up and models == engine.models:
             return
@@ -224,6 +235,7 @@ class Gateway:
         self._by_worker[up.worker_id] = engine
         _log.info("engine %s is up", engine.name)
         self.switch.tell(up)
+        self._kv.came_up(engine)
 
     def went_down(self, engine: Engine, reason: str) -> None:
         if engine.is_up:

@@ -11,6 +11,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from headrace.cluster.gateway.engine import Engine
+from headrace.cluster.gateway.kv_sources import KvSources
 from headrace.core.router.core import RouterCore
 
 _SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
@@ -18,9 +19,14 @@ _SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 
 
 class GatewayMetrics(Collector):
     def __init__(
-        self, engines: Sequence[Engine], router: RouterCore, routes: frozenset[str]
+        self,
+        engines: Sequence[Engine],
+        kv: KvSources,
+        router: RouterCore,
+        routes: frozenset[str],
     ) -> None:
         self._engines = engines
+        self._kv = kv
         self._router = router
         self._routes = routes
         self._own = CollectorRegistry()
@@ -59,7 +65,12 @@ class GatewayMetrics(Collector):
         return generate_latest(self)
 
     def collect(self) -> Iterator[Metric]:
-        for family in (*self._own.collect(), *self._of_engines(), *self._of_router()):
+        for family in (
+            *self._own.collect(),
+            *self._of_engines(),
+            *self._of_kv(),
+            *self._of_router(),
+        ):
             family.samples = [one for one in family.samples if not one.name.endswith("_created")]
             yield family
 
@@ -72,6 +83,24 @@ class GatewayMetrics(Collector):
             up.add_metric([engine.name], float(engine.is_up))
             calls.add_metric([engine.name], len(engine.calls))
         return up, calls
+
+    def _of_kv(self) -> Iterable[Metric]:
+        labels = ["engine"]
+        blocks = GaugeMetricFamily("headrace_engine_kv_blocks", "that it has cached", labels=labels)
+        batches, unread, gaps = (
+            CounterMetricFamily(f"headrace_engine_kv_{name}", help, labels=labels)
+            for name, help in (
+                ("batches", "batches of KV events heard of it"),
+                ("unknown_events", "of its KV events, that could not be made use of"),
+                ("gaps", "times that batches were missed and could not be had again"),
+            )
+        )
+        for (name, cache), feed in zip(self._kv.caches.items(), self._kv.feeds, strict=True):
+            blocks.add_metric([name], cache.blocks.num_blocks)
+            batches.add_metric([name], cache.num_batches)
+            unread.add_metric([name], cache.num_unreadable + cache.blocks.num_unknown)
+            gaps.add_metric([name], feed.num_gaps)
+        return (blocks, batches, unread, gaps) if self._kv.caches else ()
 
     def _of_router(self) -> Iterable[Metric]:
         stats = self._router.stats()

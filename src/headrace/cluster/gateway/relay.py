@@ -51,6 +51,7 @@ class Relay:
         exchange, headers, path = Exchange.of(scope), Headers(scope=scope), scope["path"]
         body = await read_body(headers, receive, self._gateway.config.server.max_body_bytes)
         ask = read_ask(path, body, headers.get(SESSION_HEADER, ""))
+        ask = await self._gateway.named(ask, path, body)
         journey = Journey(self._gateway, exchange, ask, slo_of(headers), body, send)
         self._gateway.enter(journey)
         try:
@@ -162,6 +163,7 @@ class Journey:
         request = RouteRequest(
             request_id=self._request_id,
             block_names=ask.block_names,
+            are_names_published=ask.is_named_by_tokens,
             num_tokens=ask.num_tokens,
             num_choices=ask.num_choices,
             max_tokens=ask.max_tokens,

@@ -192,11 +192,16 @@ class ClusterConfig:
     secret_file: str = setting("", "file with the secret that all machines of a cluster share")
     engines: tuple[str, ...] = setting(
         (),
-        "OpenAI-compatible server to route to, as URL or NAME=URL; again for each further one",
+        "OpenAI-compatible server to route to, as URL or NAME=URL, with `,kv-events=tcp://HOST:PORT`"
+        " where it publishes those; again for each further one",
         flag="--engine",
     )
     engine_keys: str = setting(
         "", "file with the API keys of engines, `NAME KEY` on each line; `*` names all others"
+    )
+    engine_tokenizer: str = setting(
+        "",
+        "folder or GGUF file with the engines' tokenizer, to find prompts among their KV events",
     )
     engine_poll_s: float = setting(
         0.5, "time between two looks at an engine's health and load", low=0.01, high=3600

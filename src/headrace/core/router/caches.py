@@ -56,7 +56,7 @@ class Caches:
     def computed(self, booking: Booking) -> None:
         """It is there, or was; whoever publishes has said so himself."""
         self.index.stop_expecting(booking.worker.bit, booking.new_names)
-        if not self._publishes(booking.worker):
+        if not (self._publishes(booking.worker) and booking.request.are_names_published):
             self.index.remember(booking.worker.bit, booking.request.block_names)
 
     def gone(self, booking: Booking) -> None:

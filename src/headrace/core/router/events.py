@@ -21,6 +21,8 @@ class RouteRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     request_id: int
     block_names: tuple[bytes, ...]  # of the full blocks of the known tokens, in order
+    # False = no worker publishes blocks under such names: the router guesses who has them.
+    are_names_published: bool = True
     num_tokens: int  # known: the prompt, and after a migration what was emitted since
     num_choices: int = 1
     max_tokens: int = 128  # of each choice, still to come

@@ -61,6 +61,8 @@ class PrefixIndex:
         """A bounded piece of the work that is never urgent: call it with every event."""
         if self._has_remembered:
             self._turn(now)
+        else:
+            self._num_turns = now // self._ns_per_turn
         if not self._sweeping:
             if not self._dead:
                 return

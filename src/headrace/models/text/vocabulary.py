@@ -16,7 +16,7 @@ from tokenizers import pre_tokenizers as pre
 from headrace.core.base.errors import ConfigError
 from headrace.models.facts import Facts, naming
 from headrace.models.files import read_bounded
-from headrace.models.safetensors import MAX_JSON_BYTES, SafetensorsFolder
+from headrace.models.safetensors import MAX_JSON_BYTES, ModelFolder
 from headrace.models.text.tokenizer import Tokenizer
 
 _PREFIX = "tokenizer.ggml."
@@ -50,7 +50,7 @@ _MAX_PIECE_CHARS = 128
 _WHY = re.compile(r"\s+")
 
 
-def tokenizer_from_folder(folder: SafetensorsFolder) -> Tokenizer:
+def tokenizer_from_folder(folder: ModelFolder) -> Tokenizer:
     """From tokenizer.json; the end-of-text ids come from every config that names some."""
     path = folder.path / "tokenizer.json"
     if not path.is_file():

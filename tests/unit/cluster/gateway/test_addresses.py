@@ -72,3 +72,30 @@ def test_faults_of_a_key_file_show_no_key(tmp_path: Path) -> None:
     message = fault("http://x", keys=file)
     assert "secret" not in message
     assert len(message.splitlines()) == 3
+
+
+def test_feeds_of_kv_events() -> None:
+    feed = "kv-events=tcp://127.0.0.1:5557"
+    one, two, three = addresses(
+        f"http://x,{feed}", f"b=http://y/v1,{feed},kv-replay=tcp://[::1]:5558", "http://z"
+    )
+    assert (one.url, one.kv_events, one.kv_replay) == ("http://x", "tcp://127.0.0.1:5557", "")
+    assert (two.name, two.url, two.kv_replay) == ("b", "http://y", "tcp://[::1]:5558")
+    assert three.kv_events == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "wrong"),
+    [
+        ("kv-events=127.0.0.1:5557", "kv-events is not tcp://HOST:PORT"),
+        ("kv-events=tcp://*:5557", "kv-events is not tcp://HOST:PORT"),
+        ("kv-events=tcp://x:0", "kv-events is not tcp://HOST:PORT"),
+        ("kv-events=tcp://x:99999", "kv-events is not tcp://HOST:PORT"),
+        ("kv-events", "kv-events is not tcp://HOST:PORT"),
+        ("role=prefill", "unknown option 'role' after its address"),
+        ("kv-replay=tcp://x:1", "kv-replay without kv-events"),
+        ("kv-events=tcp://x:1,kv-events=tcp://x:2", "kv-events is named twice"),
+    ],
+)
+def test_what_is_no_feed(options: str, wrong: str) -> None:
+    assert fault(f"http://x,{options}") == f"engine e0: {wrong}"

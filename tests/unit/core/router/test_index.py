@@ -85,6 +85,16 @@ def test_remembered_blocks_fade_between_one_and_two_halves_of_the_ttl(index: Pre
     assert index.match(CHAIN) == []
 
 
+def test_the_first_memory_lasts_as_long_as_any(index: PrefixIndex) -> None:
+    begin = 10_000
+    one = index.open_slot()
+    index.tend(Ns(begin * NS_PER_S))
+    index.remember(one, CHAIN)
+    for second in range(begin, begin + 60):
+        index.tend(Ns(second * NS_PER_S))
+    assert index.match(CHAIN) == [(one, 10)]
+
+
 def test_a_hole_shortens_a_hit_or_is_not_seen_and_breaks_nothing(index: PrefixIndex) -> None:
     one = index.open_slot()
     index.apply(one, stored(*CHAIN))
