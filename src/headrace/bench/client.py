@@ -29,6 +29,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     num_prompt_tokens: int
     num_output_tokens: int
     num_cached_tokens: int
+    # False = its stream states none: the prompt's are 0, and its own are those that were asked for.
+    is_counted: bool = True
 
     @property
     def ttft_ns(self) -> Ns:
@@ -209,8 +211,15 @@ async def complete(
     stream = Stream()
     await read_answer(session, f"{url}/v1/completions", msgspec.json.encode(asked), stream)
     usage, times = stream.usage, stream.token_times_ns
-    if usage is None or not times:
-        raise HeadraceError("stream had no usage or no token", usage=usage)
+    if not times:
+        raise HeadraceError("stream had no token", usage=usage)
+    is_counted = usage is not None
+    if usage is None:
+        if stream.finish_reason != "length":
+            raise HeadraceError(
+                "stream had no usage, and did not end for its length", reason=stream.finish_reason
+            )
+        usage = Usage(completion_tokens=body["max_tokens"])
     return Answer(
         sent_ns=stream.sent_ns,
         first_token_ns=times[0],
@@ -218,4 +227,5 @@ async def complete(
         num_prompt_tokens=usage.prompt_tokens,
         num_output_tokens=usage.completion_tokens,
         num_cached_tokens=usage.cached_tokens or 0,
+        is_counted=is_counted,
     )

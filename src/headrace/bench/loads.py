@@ -116,7 +116,7 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
         return LoadReport(
             load=load.name,
             num_requests=len(answers),
-            num_prompt_tokens=sum(a.num_prompt_tokens for a in answers),
+            num_prompt_tokens=len(answers) * load.num_prompt_tokens,
             num_output_tokens=num_output_tokens,
             num_cached_tokens=sum(a.num_cached_tokens for a in answers),
             wall_s=wall_ns / NS_PER_S,
@@ -143,7 +143,11 @@ def prompts_of(load: Load, writer: PromptWriter) -> list[str]:
 
 
 async def run_load(target: Target, load: Load, prompts: Sequence[str]) -> LoadReport:
-    """Offer `load` and report it. HeadraceError when the server counts other tokens than asked."""
+    """Offer `load` and report it. HeadraceError when the server counts other tokens than asked.
+
+    Where streams have no counts, it must have ended for its length, and prompts are taken to have
+    as many tokens as they were written with.
+    """
 
     async def ask(session: "aiohttp.ClientSession", prompt: str) -> Answer:
         body = {
@@ -154,7 +158,10 @@ async def run_load(target: Target, load: Load, prompts: Sequence[str]) -> LoadRe
             **target.extra,
         }
         answer = await complete(session, target.url, body)
-        counted = (answer.num_prompt_tokens, answer.num_output_tokens)
+        num_prompt_tokens = (
+            answer.num_prompt_tokens if answer.is_counted else load.num_prompt_tokens
+        )
+        counted = (num_prompt_tokens, answer.num_output_tokens)
         if counted != (load.num_prompt_tokens, load.num_output_tokens):
             raise HeadraceError(
                 "the server counts other tokens than the load asks",

@@ -43,7 +43,8 @@ class LoadsAsked(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None  # name to ask for; none = the first one that a server lists
     tokenizer: Path | None = None  # model file whose tokens are counted; none = the default model
     seed: int = 1  # another seed, other prompts
-    extra: Mapping[str, Any] = msgspec.field(default_factory=lambda: {"ignore_eos": True})
+    # Goes into every request: for each server in turn, the last one for all that follow.
+    extras: Sequence[Mapping[str, Any]] = ({"ignore_eos": True},)
     num_rounds: int = NUM_ROUNDS  # of each load, where servers are compared
 
     def __post_init__(self) -> None:
@@ -54,6 +55,9 @@ class LoadsAsked(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.num_rounds < 1:
             raise ConfigError("there must be at least one round", rounds=self.num_rounds)
+
+    def extra(self, index: int) -> Mapping[str, Any]:
+        return self.extras[min(index, len(self.extras) - 1)]
 
 
 def tokenizer_of(path: Path) -> Tokenizer:
@@ -66,7 +70,10 @@ def tokenizer_of(path: Path) -> Tokenizer:
 def offer_loads(asked: LoadsAsked, urls: Sequence[str], results: Results) -> None:
     """To one server, or to several in turn; `results` gets the reports."""
     urls = [url.rstrip("/") for url in urls]
-    targets = [Target(url, asked.model or served_model(url), asked.extra) for url in urls]
+    targets = [
+        Target(url, asked.model or served_model(url), asked.extra(index))
+        for index, url in enumerate(urls)
+    ]
     encode = tokenizer_of(asked.tokenizer or ensure_default_model()).encode
     writer = PromptWriter(encode, asked.seed)
     names = asked.names or [*LOADS]

@@ -72,7 +72,7 @@ def bench_kernels(
 
 def _asked(flags: LoadFlags) -> LoadsAsked:
     try:
-        extra = msgspec.json.decode(flags.extra, type=dict)
+        extras = [msgspec.json.decode(text, type=dict) for text in flags.extra]
     except msgspec.MsgspecError as error:
         raise ConfigError(f"--extra is no JSON object: {error}") from error
     return LoadsAsked(
@@ -80,7 +80,7 @@ def _asked(flags: LoadFlags) -> LoadsAsked:
         model=flags.model,
         tokenizer=Path(flags.tokenizer).expanduser() if flags.tokenizer else None,
         seed=flags.seed,
-        extra=extra,
+        extras=extras,
         num_rounds=flags.rounds,
     )
 

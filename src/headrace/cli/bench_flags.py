@@ -30,9 +30,13 @@ class LoadFlags:
     ] = None
     seed: Annotated[int, Parameter(help="another seed, other prompts")] = 1
     rounds: Annotated[int, Parameter(help="of each load, where servers are compared")] = 3
-    extra: Annotated[str, Parameter(help="JSON that goes into every request")] = (
-        '{"ignore_eos": true}'
-    )
+    extra: Annotated[
+        tuple[str, ...],
+        Parameter(
+            help="JSON that goes into every request; again for a further server that wants other",
+            negative="",
+        ),
+    ] = ('{"ignore_eos": true}',)
 
 
 @Parameter(name="*", group=_OUTPUT)

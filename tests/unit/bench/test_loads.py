@@ -19,6 +19,12 @@ def encode(text: str) -> list[int]:
     return [len(word) for word in text.split()]
 
 
+def uncounted(reason: str) -> list[str]:
+    """A stream without usage, as llama-cpp-python's."""
+    choices = [{"text": " x", "finish_reason": None}], [{"text": "", "finish_reason": reason}]
+    return [*(json.dumps({"choices": one}) for one in choices), "[DONE]"]
+
+
 class SmallServer:
     """Counts words, answers each at once, and remembers what came."""
 
@@ -96,6 +102,11 @@ def test_report_counts_the_requests_without_the_warm_up() -> None:
     assert report.output_tokens_per_s == pytest.approx(20 / report.wall_s)
 
 
+def test_a_stream_without_counts_that_ended_for_its_length_has_its_length() -> None:
+    report = run(SmallServer(lines=uncounted("length")), LOAD)
+    assert (report.num_prompt_tokens, report.num_output_tokens) == (45, 20)
+
+
 def test_requests_share_their_prefix_and_ask_for_what_the_load_says() -> None:
     server = SmallServer()
     run(server, LOAD)
@@ -119,7 +130,8 @@ def test_at_once_and_one_after_another() -> None:
         (SmallServer(miscount=1), "counts other tokens"),
         (SmallServer(status=503), "status=503, body=no room"),
         (SmallServer(lines=['{"error": {"message": "lost"}}']), "server failed"),
-        (SmallServer(lines=["[DONE]"]), "no usage or no token"),
+        (SmallServer(lines=["[DONE]"]), "had no token"),
+        (SmallServer(lines=uncounted("stop")), "did not end for its length"),
         (SmallServer(lines=['{"choices": []}']), "ended before"),
     ],
 )
