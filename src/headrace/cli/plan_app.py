@@ -103,6 +103,32 @@ def goodput(
 
 
 @plan.command
+def claims(
+    names: Annotated[
+        tuple[str, ...],
+        Parameter(help="which; none = all, those of traces where --trace is", negative=""),
+    ] = (),
+    /,
+    *,
+    trace: Annotated[
+        str | None, Parameter(help="Mooncake's conversation trace", show_default=False)
+    ] = None,
+    requests: Annotated[int, Parameter(help="of each run")] = 200,
+    seed: Annotated[int, Parameter(help="of lengths and arrivals")] = 0,
+    json: Annotated[
+        bool, Parameter(help="print figures as JSON", negative="", show_default=False)
+    ] = False,
+) -> int:
+    """Hold what the field claims of batching, disaggregation and routing against the simulator.
+
+    batching, distserve, splitwise, routing; with a trace also mooncake and hits.
+    """
+    from headrace.cli.plan_claims import claims as command
+
+    return command(names, trace, requests, seed, as_json=json)
+
+
+@plan.command
 def fleet(
     *,
     traffic: TrafficFlags | None = None,

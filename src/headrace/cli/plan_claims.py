@@ -1,0 +1,62 @@
+"""`headrace plan claims`."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+import msgspec
+from rich.table import Table
+
+from headrace.cli.output import print_json, print_table, report_note
+from headrace.cli.plan_answer import right_aligned
+from headrace.cli.plan_target import check_range
+from headrace.cli.sim import read_trace
+from headrace.core.base.errors import ConfigError
+from headrace.sim.claims import Claim, Effort, batching, distserve, splitwise
+from headrace.sim.claims_traces import hits, mooncake, routing
+
+CLAIMS: Final[dict[str, Callable[[Effort], Iterator[Claim]]]] = {
+    "batching": batching,
+    "distserve": distserve,
+    "splitwise": splitwise,
+    "mooncake": mooncake,
+    "routing": routing,
+    "hits": hits,
+}
+OF_TRACES: Final = ("mooncake", "hits")
+
+
+def claims(
+    names: Sequence[str], trace: str | None, requests: int, seed: int, *, as_json: bool
+) -> int:
+    check_range("--requests", requests, 20, 1e7)
+    for name in names:
+        if name not in CLAIMS:
+            raise ConfigError(f"unknown claim {name!r}", hint="known: " + ", ".join(CLAIMS))
+        if name in OF_TRACES and trace is None:
+            raise ConfigError(
+                f"{name} is about Mooncake's conversation trace", hint="name its file by --trace"
+            )
+    if not names:
+        names = [name for name in CLAIMS if trace is not None or name not in OF_TRACES]
+    read = tuple(read_trace(trace)) if trace is not None else ()
+    effort = Effort(num_requests=requests, seed=seed, trace=read)
+    found: list[Claim] = []
+    for name in names:
+        report_note(f"{name} …")
+        found += CLAIMS[name](effort)
+    if as_json:
+        print_json({"requests": requests, "seed": seed, "claims": msgspec.to_builtins(found)})
+        return 0
+    print_table(claim_table(found))
+    for claim in found:
+        report_note(f"{claim.name}: {claim.setting}. {claim.gap}")
+    return 0
+
+
+def claim_table(found: Sequence[Claim]) -> Table:
+    table = right_aligned(
+        "what the field claims, and the simulator says", "claim", "published", "here"
+    )
+    for claim in found:
+        table.add_row(claim.name, claim.published, f"{claim.ours:.2f} {claim.unit}")
+    return table
