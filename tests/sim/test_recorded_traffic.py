@@ -1,6 +1,7 @@
 """Recorded traffic, served again as it was and otherwise: answers that are known beforehand."""
 
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -8,8 +9,10 @@ from headrace.core.base.errors import ConfigError
 from headrace.core.base.request import Slo
 from headrace.core.base.types import SeqId
 from headrace.core.base.worker import Role
+from headrace.core.config.schema import RouterConfig
 from headrace.core.workload.recording import Recorded, Recording, read_recording
 from headrace.sim.compare import Run, compare, figures, misses
+from headrace.sim.network import Network
 from headrace.sim.outcomes import Outcomes, recorded_outcomes
 from headrace.sim.traffic import RecordedSource
 from headrace.sim.whatif import Changes, Trial, run_trial, span_s
@@ -140,6 +143,29 @@ def test_prefill_and_decode_of_their_own() -> None:
     assert split.num_workers == pytest.approx(2.0, rel=0.01)
 
 
+def test_a_copy_of_what_is_not_there_yet_is_not_asked_for_again_and_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Twins at once on two workers: the second is told that the first has their beginning, which it
+    is still computing.
+    """
+    rng = Random(4)
+    stem = text(rng, 1000)
+    lines = [line(i, i * 0.001, stem + text(rng, 9), text(rng, 4)) for i in range(12)]
+    found = recording(lines, router=RouterConfig(policy="round_robin", kv_link="memory"))
+    sent: list[object] = []
+    send = Network.send
+
+    def counted(*arguments: Any) -> None:
+        sent.append(arguments)
+        assert len(sent) <= 12
+        send(*arguments)
+
+    monkeypatch.setattr(Network, "send", counted)
+    assert all(run_trial(found, Trial(changes=Changes(workers=2))).is_served)
+    assert sent
+
+
 def test_the_same_trial_has_the_same_outcome() -> None:
     found = families(40)
     trial = Trial(changes=Changes(workers=3, policy="power_of_two"))
@@ -219,7 +245,7 @@ def test_workers_that_nobody_described_are_not_simulated() -> None:
     unknown = Recording(
         begin=found.begin, pools=(), requests=found.requests, num_lost=0, is_truncated=False
     )
-    with pytest.raises(ConfigError, match="engines of others"):
+    with pytest.raises(ConfigError, match="--like"):
         run_trial(unknown, Trial())
 
 

@@ -7,7 +7,7 @@ from headrace.core.base.plan import WorkerSpec
 from headrace.core.base.types import NS_PER_S, Ns
 from headrace.core.base.worker import Role
 from headrace.core.config.schema import SchedulerConfig, WorkerConfig
-from headrace.core.cost.fitted import FittedCostModel
+from headrace.core.cost.fitted import FittedCostModel, Link
 from headrace.core.workload.recording import (
     KEY_BYTES,
     Begin,
@@ -28,6 +28,7 @@ COST = FittedCostModel(
     logit_row_ns=0.0,
     attention_pair_ns=0.0,
     kv_token_ns=0.0,
+    links={"memory": Link(latency_ns=5_000.0, byte_ns=0.1)},
     num_samples=100,
 )
 NAMER = Namer(bytes(KEY_BYTES), BLOCK)

@@ -10,6 +10,12 @@ from headrace.cli.sim_whatif_flags import SloFlags, WhatIfFlags
 Json = Annotated[
     bool, Parameter(name="--json", negative="", help="print figures as JSON", show_default=False)
 ]
+Like = Annotated[
+    str,
+    Parameter(
+        help="another recording, whose workers stand for engines of others", show_default=False
+    ),
+]
 
 sim = App(
     name="sim",
@@ -44,6 +50,7 @@ def run(
     /,
     *,
     seed: Annotated[int, Parameter(help="of what the router draws")] = 0,
+    like: Like = "",
     limits: SloFlags | None = None,
     json: Json = False,
 ) -> int:
@@ -55,7 +62,7 @@ def run(
     from headrace.cli.sim_run import run as command
     from headrace.cli.sim_whatif import slo_of
 
-    return command(log, slo_of(limits or SloFlags()), seed=seed, as_json=json)
+    return command(log, slo_of(limits or SloFlags()), like=like, seed=seed, as_json=json)
 
 
 @sim.command
@@ -63,6 +70,7 @@ def whatif(
     log: Annotated[str, Parameter(help="file written with --record")],
     /,
     *,
+    like: Like = "",
     flags: WhatIfFlags | None = None,
     limits: SloFlags | None = None,
     json: Json = False,
@@ -73,4 +81,5 @@ def whatif(
     from headrace.cli.sim_whatif import slo_of
     from headrace.cli.sim_whatif import whatif as command
 
-    return command(log, flags or WhatIfFlags(), slo_of(limits or SloFlags()), as_json=json)
+    slo = slo_of(limits or SloFlags())
+    return command(log, flags or WhatIfFlags(), slo, like=like, as_json=json)

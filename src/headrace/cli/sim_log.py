@@ -40,8 +40,11 @@ def is_recording(path: Path) -> bool:
         return file.read(1) == b"{"
 
 
-def load_recording(log: str) -> Recording:
-    """A recording with what was put aside of it, or what an event log says. Raises ConfigError."""
+def load_recording(log: str, like: str = "") -> Recording:
+    """A recording with what was put aside of it, or what an event log says. Raises ConfigError.
+
+    `like` is another one, whose workers stand for those that this one knows nothing of.
+    """
     path = path_of(log)
     if is_recording(path):
         older = path.with_name(path.name + ".1")
@@ -52,7 +55,9 @@ def load_recording(log: str) -> Recording:
             recording = recording_of(reader.header, list(reader))
     if not recording.requests:
         raise ConfigError(f"{log} holds no request that has ended")
-    return recording
+    if not like:
+        return recording
+    return msgspec.structs.replace(recording, pools=load_recording(like).pools)
 
 
 def _id_of(path: Path) -> str:

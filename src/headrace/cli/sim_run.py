@@ -9,6 +9,7 @@ from headrace.cli.sim_log import is_recording, load_recording, notes_on, path_of
 from headrace.cli.sim_tables import figure_table, miss_table
 from headrace.core.base.request import Slo
 from headrace.core.engine.trace import Frame
+from headrace.core.workload.recording import Recording
 from headrace.live.event_log import EventLogReader
 from headrace.sim.compare import Run, compare, misses
 from headrace.sim.outcomes import recorded_outcomes
@@ -16,23 +17,22 @@ from headrace.sim.recorded import Rerun, rerun
 from headrace.sim.whatif import Trial, default_slo, run_trial, span_s
 
 
-def run(log: str, slo: Slo, *, seed: int, as_json: bool) -> int:
+def run(log: str, slo: Slo, *, like: str = "", seed: int, as_json: bool) -> int:
     """Exit code 1 where an event log is decided otherwise than recorded."""
     if is_recording(path_of(log)):
-        return _run_recording(log, slo, seed=seed, as_json=as_json)
+        recording = load_recording(log, like)
+        return _run_recording(recording, Trial(slo=slo, seed=seed), as_json=as_json)
     return _run_events(log, as_json=as_json)
 
 
-def _run_recording(log: str, slo: Slo, *, seed: int, as_json: bool) -> int:
-    recording = load_recording(log)
-    trial = Trial(slo=slo, seed=seed)
+def _run_recording(recording: Recording, trial: Trial, *, as_json: bool) -> int:
     simulated = run_trial(recording, trial)
     length_s = span_s(recording)
     was = Run(
         outcomes=(recorded_outcomes(recording, default_slo(recording, trial)),), span_s=length_s
     )
     will = Run(outcomes=(simulated,), span_s=length_s)
-    found, changed = compare(was, will, seed=seed), misses(was, will)
+    found, changed = compare(was, will, seed=trial.seed), misses(was, will)
     if as_json:
         print_json(
             {

@@ -45,9 +45,9 @@ def slo_of(flags: SloFlags) -> Slo:
     return Slo(**stated)
 
 
-def whatif(log: str, flags: WhatIfFlags, slo: Slo, *, as_json: bool) -> int:
+def whatif(log: str, flags: WhatIfFlags, slo: Slo, *, like: str = "", as_json: bool) -> int:
     changes = changes_of(flags)
-    recording = load_recording(log)
+    recording = load_recording(log, like)
     was, before, after = _runs(recording, changes, flags, slo)
     found, changed = compare(before, after, seed=flags.seed), misses(before, after)
     as_recorded = figures(was)

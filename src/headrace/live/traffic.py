@@ -109,13 +109,14 @@ class TrafficFile:
 
 
 class TrafficRecorder:
-    """Records from `begin` to `close`. Any thread may call any of it."""
+    """Records from `begin` to `close`, and nothing before. Any thread may call any of it."""
 
     def __init__(self, path: Path, limit_bytes: int) -> None:
         """Raises OSError where the file cannot be begun."""
         self._file: TrafficFile | None = TrafficFile(path, limit_bytes)
         self._namer: Namer | None = None
         self._facts: Facts | None = None
+        self._began_ns = Ns(0)
         self._gate = threading.Condition()  # over all that follows
         self._waiting: deque[tuple[MakeLine, int]] = deque()
         self._num_waiting_tokens = 0
@@ -157,7 +158,7 @@ class TrafficRecorder:
     def add(self, make: MakeLine, num_tokens: int) -> None:
         """`make` makes a line that takes about as long as so many tokens are many."""
         with self._gate:
-            if self._is_closed or self._file is None:
+            if self._is_closed or self._file is None or self._namer is None:
                 return
             if self._num_waiting_tokens > MAX_WAITING_TOKENS:
                 self._num_lost += 1

@@ -268,14 +268,17 @@ class SimWorker:
             copy.source,
             self.kv_address,
             num_blocks * self.pool.kv_block_bytes,
-            partial(self._copied, copy.copy_id, num_blocks),
+            partial(self._copied, copy, num_blocks),
         )
 
-    def _copied(self, copy_id: int, num_sent: int, num_bytes: float) -> None:
-        """The whole blocks among what has come."""
+    def _copied(self, copy: StartCopy, num_sent: int, num_bytes: float) -> None:
+        """The whole blocks among what has come. Where these are not all, the engine must know that
+        asking again would not help.
+        """
         size = self.pool.kv_block_bytes
         num_blocks = min(num_sent, int(num_bytes // size)) if size else num_sent
-        self._handle(CopyDone(copy_id, num_blocks))
+        is_all = num_blocks == len(copy.names)
+        self._handle(CopyDone(copy.copy_id, num_blocks, "" if is_all else "not all of it is there"))
 
     # ---- what it says
 

@@ -113,7 +113,7 @@ def pools_of(recording: Recording, changes: Changes) -> tuple[Pool, ...]:
     if not recording.pools or not recording.pools[-1].pools:
         raise ConfigError(
             "the recording does not say what its workers are",
-            hint="engines of others cannot be simulated: record a server that runs a model",
+            hint="name another one whose workers stand for them: --like FILE",
         )
     facts = {pool.role: pool for pool in recording.pools[-1].pools}
     known = max(facts.values(), key=lambda pool: pool.cost.num_samples)

@@ -139,6 +139,20 @@ def test_a_cut_recording_says_so(log: Path, capsys: pytest.CaptureFixture[str]) 
     assert found["notes"] == ["the recording's last line is cut, and left out"]
 
 
+def test_workers_of_another_recording_stand_for_engines_of_others(
+    log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    head, _, *lines = log.read_bytes().splitlines(keepends=True)
+    gateway = tmp_path / "gateway.jsonl"
+    gateway.write_bytes(b"".join([head, *lines]))
+    with pytest.raises(ConfigError, match="--like"):
+        run_line(["sim", "run", str(gateway)])
+    with_workers = answer(capsys, "run", gateway, "--like", log)
+    assert with_workers["figures"] == answer(capsys, "run", log)["figures"]
+    asked = answer(capsys, "whatif", gateway, "--like", log, "--workers", 2)
+    assert asked["asked"]["workers"] == 2
+
+
 @pytest.mark.parametrize("data", [b"", b"{}", b"\x00\x01", b"GGUF" * 9])
 def test_a_file_that_is_no_log_is_refused(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "no.log"

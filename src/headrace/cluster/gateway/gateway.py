@@ -23,6 +23,7 @@ from headrace.cluster.gateway.engine import Engine
 from headrace.cluster.gateway.kv_sources import KvSources
 from headrace.cluster.gateway.metrics import GatewayMetrics
 from headrace.cluster.gateway.switch import Rejected, Switch
+from headrace.cluster.gateway.traffic import facts_of
 from headrace.cluster.gateway.watch import Watch
 from headrace.core.base.errors import HeadraceError, OverloadError, RequestError
 from headrace.core.base.types import WorkerId
@@ -35,6 +36,7 @@ from headrace.core.router.events import (
     WorkerLoad,
     WorkerStats,
 )
+from headrace.live.traffic import TrafficRecorder
 from headrace.server.service import RETRY_AFTER_S, Door
 
 _log = logging.getLogger(__name__)
@@ -53,7 +55,9 @@ class Endable(Protocol):
 
 class Gateway:
     def __init__(self, config: Config) -> None:
-        """ConfigError where the engines' addresses, keys or tokenizer are wrong."""
+        """ConfigError where the engines' addresses, keys or tokenizer are wrong, or traffic cannot
+        be recorded as it shall be.
+        """
         self.config = config
         speed = config.cluster.engine_prefill_tokens_per_s
         self.engines = [Engine(one, speed) for one in engine_addresses(config.cluster)]
@@ -69,6 +73,7 @@ class Gateway:
         self._is_idle = asyncio.Event()
         self._is_idle.set()
         self._is_draining = False
+        self.recorder = TrafficRecorder.of(config.telemetry)
         self._session: aiohttp.ClientSession | None = None
         self._watches: dict[str, Watch] = {}
         self._watching: asyncio.Task[None] | None = None
@@ -77,6 +82,8 @@ class Gateway:
 
     def open(self) -> None:
         """Begin to watch the engines. On the loop that all of it will run on."""
+        if self.recorder is not None:
+            self.recorder.begin(facts_of(self.config))
         self._watching = asyncio.create_task(self._watch())
         self._watching.add_done_callback(self._on_watch_end)
 
@@ -99,6 +106,8 @@ class Gateway:
         if self._watching is not None:
             self._watching.cancel()
         self._kv.close()
+        if self.recorder is not None:
+            self.recorder.close()
 
     @property
     def session(self) -> aiohttp.ClientSession:

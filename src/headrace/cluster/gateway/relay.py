@@ -20,6 +20,7 @@ from headrace.cluster.gateway.gateway import Gateway
 from headrace.cluster.gateway.headers import Raw, to_client, to_engine
 from headrace.cluster.gateway.reply import Reply, broken_off
 from headrace.cluster.gateway.switch import Rejected
+from headrace.cluster.gateway.traffic import Answered, record
 from headrace.core.base.errors import HeadraceError, OverloadError
 from headrace.core.base.request import FinishReason, Slo
 from headrace.core.base.types import NS_PER_S, Ns, WorkerId
@@ -57,6 +58,7 @@ class Relay:
         try:
             await journey.run(receive)
         finally:
+            journey.record()
             self._gateway.leave(journey)
 
 
@@ -85,6 +87,8 @@ class Journey:
         self._leash: asyncio.Timeout | None = None
         self._verdict: HeadraceError | None = None
         self._is_left = False  # by its client
+        self._first_byte_ns: int | None = None
+        self._is_broken = False
 
     async def run(self, receive: Receive) -> None:
         """Send an answer, whatever happens. Raises what it is where nothing was sent, and
@@ -111,11 +115,26 @@ class Journey:
             assert error is not None
             if not self._reply.is_begun:
                 raise error from None
+            self._is_broken = True
             await self._reply.fail(error)
         finally:
             self._leash = None
             gone.cancel()
             self._gateway.switch.tell(RouteDone(self._request_id))
+
+    def record(self) -> None:
+        """When all is over, where traffic is recorded."""
+        recorder, events = self._gateway.recorder, self._reply.events
+        if recorder is None:
+            return
+        answered = Answered(
+            arrived_ns=self._exchange.arrived_ns,
+            first_byte_ns=self._first_byte_ns,
+            status=self._exchange.status,
+            is_broken=self._is_broken,
+            num_events=0 if events is None else events.num,
+        )
+        record(recorder, self._request_id, self._ask, self._slo, answered)
 
     def fail(self, error: HeadraceError) -> None:
         """End it with an error that is the gateway's, as at the end of a drain."""
@@ -150,6 +169,7 @@ class Journey:
             self._exchange.error = f"engine {engine.name}: {fault}"
             if self._reply.is_begun:
                 gateway.metrics.count_broken()
+                self._is_broken = True
                 await self._reply.fail(broken_off())
                 return True
             self._faults.append(fault)
@@ -207,7 +227,8 @@ class Journey:
         tell, reply = self._gateway.switch.tell, self._reply
         if call.status == 200:
             tell(RouteStarted(self._request_id))
-        waited_ns = time.monotonic_ns() - self._exchange.arrived_ns
+        self._first_byte_ns = time.monotonic_ns()
+        waited_ns = self._first_byte_ns - self._exchange.arrived_ns
         self._gateway.metrics.first_byte.observe(waited_ns / NS_PER_S)
         await self._begin(call.status, call.headers, engine)
         await reply.pass_on(call.first)
