@@ -14,6 +14,7 @@ from headrace.cli.output import HELP_WIDTH, console
 from headrace.cli.plan_app import plan
 from headrace.cli.sampling import SamplingFlags
 from headrace.cli.sim_app import sim
+from headrace.cli.whole import convert_strictly
 from headrace.core.base.errors import RequestError
 
 Json = Annotated[
@@ -28,6 +29,7 @@ app = App(
     help="Serves large language models. COMMAND --help tells more.",
     help_epilogue="--debug, or HEADRACE_DEBUG=1, shows the traceback of an error.",
     help_format="plaintext",
+    default_parameter=Parameter(converter=convert_strictly),
     version=f"headrace {__version__}",
     result_action="return_value",
     exit_on_error=False,

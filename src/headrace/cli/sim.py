@@ -13,11 +13,12 @@ from headrace.cli.plan_answer import report_provenance, right_aligned
 from headrace.cli.plan_flags import DEFAULT_GPU, DEFAULT_MODEL, LayoutFlags, TargetFlags
 from headrace.cli.plan_target import check_range, engine_and_cost
 from headrace.cli.sim_flags import SimFlags
+from headrace.cli.sim_load import check_load, half_of_capacity, load_words
+from headrace.cli.sim_progress import showing
 from headrace.core.base.errors import ConfigError
 from headrace.core.base.request import Slo
 from headrace.core.config.schema import RouterConfig
 from headrace.core.cost.fitted import FittedCostModel, Link
-from headrace.core.cost.model import StepShape
 from headrace.core.workload.arrivals import Arrivals
 from headrace.core.workload.profiles import WorkloadProfile, profile_named
 from headrace.core.workload.replay import TraceSource
@@ -143,6 +144,7 @@ class SimAsked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 def sim(flags: SimFlags, file: str | None, *, as_json: bool) -> int:
     asked = SimAsked.of(flags, file)
     asked.check()
+    check_load(asked)
     device, provenance = device_of(asked)
     profile = profile_of(asked)
     slo = limits(asked, profile)
@@ -154,10 +156,12 @@ def sim(flags: SimFlags, file: str | None, *, as_json: bool) -> int:
         # A calibrated engine has its own.
         step_tokens=asked.step_tokens or (0 if asked.cost else USUAL_STEP_TOKENS),
     )
+    load = load_of(asked, profile, device, layout)
+    source, num_requests = source_of(asked, profile, slo, device, load)
     cluster = build_cluster(
         device,
         layout,
-        source_of(asked, profile, slo, device, layout),
+        source,
         router=RouterConfig(policy=asked.policy, seed=asked.seed),
         handoff=asked.handoff,
         slo=slo,
@@ -166,18 +170,21 @@ def sim(flags: SimFlags, file: str | None, *, as_json: bool) -> int:
         seed=asked.seed,
     )
     tally = Tally(asked.warm_up_s)
-    summary = tally.summary(simulate_cluster(cluster, on_record=tally.add))
+    with showing(tally.add, num_requests) as on_record:
+        report = simulate_cluster(cluster, on_record=on_record)
+    summary = tally.summary(report)
     provenance = with_extrapolations(provenance, device)
     if as_json:
         figures = {
             **msgspec.to_builtins(summary),
+            "load_asked_per_s": load,
             "asked": msgspec.to_builtins(asked),
             "slo": msgspec.to_builtins(slo),
             "provenance": msgspec.to_builtins(provenance),
         }
         print_json(figures)
         return 0
-    for table in tables(summary, slo):
+    for table in tables(summary, slo, load_words(summary, load, profile)):
         print_table(table)
     report_provenance(provenance)
     return 0
@@ -274,36 +281,35 @@ def limits(asked: TrafficAsked, profile: WorkloadProfile) -> Slo:
     return msgspec.structs.replace(profile.slo, **stated)
 
 
+def load_of(
+    asked: SimAsked, profile: WorkloadProfile, device: Device, layout: Layout
+) -> float | None:
+    """Requests per second that shall come; None where a trace or a ramp says it."""
+    if asked.trace or asked.rates:
+        return None
+    return asked.load or half_of_capacity(profile, device.cost, layout.num_workers)
+
+
 def source_of(
-    asked: SimAsked, profile: WorkloadProfile, slo: Slo, device: Device, layout: Layout
-) -> Source:
+    asked: SimAsked, profile: WorkloadProfile, slo: Slo, device: Device, load: float | None
+) -> tuple[Source, int]:
+    """With the number of its requests, as far as it is known."""
     if asked.trace:
         requests = spread(read_trace(asked.trace), asked.seed)[: asked.requests]
-        return TraceSource(requests, slo=slo, speed=asked.speed, vocab_size=VOCAB, seed=asked.seed)
-    rates = asked.rates
-    if not rates:
-        load = asked.load or half_of_capacity(profile, device, layout)
-        rates = ((0.0, load),)
-    return SyntheticSource(
-        Synthetic(
-            profile=msgspec.structs.replace(profile, slo=slo),
-            arrivals=Arrivals(rates=rates, burstiness=asked.burstiness),
-            num_requests=asked.requests or 1000,
-            max_tokens=device.max_model_len,
-            vocab_size=VOCAB,
-            seed=asked.seed,
+        source = TraceSource(
+            requests, slo=slo, speed=asked.speed, vocab_size=VOCAB, seed=asked.seed
         )
+        return source, len(requests)
+    rates = asked.rates if load is None else ((0.0, load),)
+    workload = Synthetic(
+        profile=msgspec.structs.replace(profile, slo=slo),
+        arrivals=Arrivals(rates=rates, burstiness=asked.burstiness),
+        num_requests=asked.requests or 1000,
+        max_tokens=device.max_model_len,
+        vocab_size=VOCAB,
+        seed=asked.seed,
     )
-
-
-def half_of_capacity(profile: WorkloadProfile, device: Device, layout: Layout) -> float:
-    """By the time that a request's prompt and its part of decode steps of 32 take."""
-    num_new = max(1, round(profile.prompt_tokens * (1.0 - profile.shared_share)))
-    context = round(profile.prompt_tokens + profile.output_tokens / 2)
-    prefill_ns = device.cost.step_ns(StepShape(num_new, 1, 1, num_new * context, context))
-    decode_ns = device.cost.step_ns(StepShape(32, 32, 32, 32 * context, 32 * context))
-    per_request_ns = prefill_ns + decode_ns / 32 * profile.output_tokens
-    return layout.num_workers / per_request_ns * 1e9 / 2
+    return SyntheticSource(workload), workload.num_requests
 
 
 def read_trace(file: str) -> list[TraceRequest]:
@@ -321,14 +327,14 @@ def read_trace(file: str) -> list[TraceRequest]:
 # ---- what comes of it
 
 
-def tables(found: Summary, slo: Slo) -> list[Table]:
+def tables(found: Summary, slo: Slo, load: str) -> list[Table]:
     stated = {"TTFT": slo.ttft_ms, "TPOT": slo.tpot_ms, "ITL": slo.itl_ms, "E2E": slo.e2e_ms}
     words = [f"{name} {ms:g} ms" for name, ms in stated.items() if ms is not None]
     head = right_aligned(
         f"{found.num_requests} requests, limits: {', '.join(words) or 'none'}", "", ""
     )
     for name, value in (
-        ("load", f"{found.load_per_s:.2f} requests/s"),
+        ("load", load),
         ("goodput", f"{found.goodput_per_s:.2f} requests/s"),
         (
             "attainment",

@@ -37,10 +37,28 @@ def test_a_trace_on_split_workers_by_a_file(
 ) -> None:
     file = tmp_path / "split.toml"
     file.write_text('prefill = 1\ndecode = 1\nhandoff = "always"\nmixed = 0\nrequests = 6\n')
-    found = run(capsys, str(file), trace=str(TRACE), requests=5, output=3, block_size=64)
+    found = run(capsys, str(file), trace=str(TRACE), requests=5, block_size=64)
     assert found["num_requests"] == found["num_handoffs"] == 5
     assert {role["role"] for role in found["roles"]} == {"prefill", "decode"}
     assert found["hit_rate"] > 0.0  # the first block of all prompts
+
+
+def test_a_load_that_was_not_reached_is_said(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Sessions wait between their requests, so a short run of them has less."""
+    asked: dict[str, Any] = {"requests": 12, "mixed": 1, "output": 4, "load": 5.0}
+    found = run(capsys, **asked)
+    assert found["load_asked_per_s"] == 5.0
+    assert found["load_per_s"] < 4.0
+    sim(SimFlags(**asked), None, as_json=False)
+    assert f"{found['load_per_s']:.2f} requests/s, 5.00 asked for (sessions" in (
+        capsys.readouterr().out
+    )
+    ramp = tmp_path / "ramp.toml"
+    ramp.write_text("rates = [[0, 1], [10, 5]]")
+    with pytest.raises(ConfigError, match="--load is 5, and rates are given too"):
+        sim(SimFlags(**asked), str(ramp), as_json=True)
 
 
 def test_limits_are_missed_for_a_reason(capsys: pytest.CaptureFixture[str]) -> None:
@@ -60,6 +78,9 @@ def test_limits_are_missed_for_a_reason(capsys: pytest.CaptureFixture[str]) -> N
         ({"load": -1.0}, "--load"),
         ({"policy": "best"}, "known: kv"),
         ({"trace": "nowhere.jsonl"}, "cannot read"),
+        ({"trace": str(TRACE), "load": 3.0}, "--load is 3.0, and the trace has its own"),
+        ({"trace": str(TRACE), "output": 3}, "--output"),
+        ({"speed": 2.0}, "--speed is 2, and there is no trace"),
         ({"prefill": 2}, "workers that decode"),
         ({"model": "meta-llama-3.1-70b"}, "no room for KV"),
     ],

@@ -151,7 +151,8 @@ def _find_load_growth(now: Ns, pool: Pool, capacity: Capacity, most: int) -> Nee
         pool.forget_latencies()
     measured = pool.measured()
     totals = _at_lead(present, pool, capacity)
-    is_loaded = totals is not None and totals.pressure(capacity, target) > 1.0
+    # A pool that is exactly full can be no fuller, however many wait.
+    is_loaded = totals is not None and totals.pressure(capacity, target) >= 1.0
     is_late = measured is not None and _misses(measured, pool, capacity)
     if not is_loaded and not is_late:
         pool.over_since_ns = None

@@ -75,6 +75,7 @@ class Pool:
         self.capacity: Capacity | None = None  # of a replica; None before there was any traffic
         self._traffic: Traffic | None = None
         self._num_learned = 0.0  # requests behind it
+        self._num_ended = 0.0  # requests behind what it says of outputs
         self._num_arrivals = 0  # in this interval of the throughput loop
         self._covered_ns = 0
 
@@ -180,25 +181,31 @@ class Pool:
             self.idle_since_ns = self._seen_ns
 
     def _learn_traffic(self, window: PoolWindow) -> None:
-        """Windows count by their requests, and old ones fade with time."""
-        if not window.num_arrivals:
-            return
-        prompt = 0.0 if self.role == Role.DECODE else window.prompt_tokens * (1 - window.hit_rate)
-        output = 0.0 if self.role == Role.PREFILL else window.output_tokens
-        told = Traffic(window.prompt_tokens, prompt, output)
-        if self._traffic is None:
-            self._traffic = told
+        """Windows count by their requests, and old ones fade with time: prompts by those that came,
+        outputs by those that ended, which may be long after the last one came.
+        """
         usual = self.rate * TRAFFIC_NS / NS_PER_S
-        self._num_learned = min(self._num_learned, usual) + window.num_arrivals
-        weight = window.num_arrivals / self._num_learned
-        before = self._traffic
-        # Nothing may have ended yet, and then nothing is known of outputs.
-        last_output = before.output_tokens or told.output_tokens
-        self._traffic = Traffic(
-            before.prompt_tokens + weight * (told.prompt_tokens - before.prompt_tokens),
-            before.uncached_tokens + weight * (told.uncached_tokens - before.uncached_tokens),
-            last_output + weight * ((told.output_tokens or last_output) - last_output),
-        )
+        before = self._traffic or Traffic(0.0, 0.0, 0.0)
+        prompt, uncached, output = before.prompt_tokens, before.uncached_tokens, 0.0
+        if window.num_arrivals:
+            is_decode = self.role == Role.DECODE
+            told = 0.0 if is_decode else window.prompt_tokens * (1 - window.hit_rate)
+            self._num_learned = min(self._num_learned, usual) + window.num_arrivals
+            weight = window.num_arrivals / self._num_learned
+            prompt += weight * (window.prompt_tokens - prompt)
+            uncached += weight * (told - uncached)
+        if self.role != Role.PREFILL:
+            output = self._learned_output(before.output_tokens, window, usual)
+        if prompt:
+            self._traffic = Traffic(prompt, uncached, output)
+
+    def _learned_output(self, before: float, window: PoolWindow, usual: float) -> float:
+        if not window.output_tokens:
+            return before  # nothing has ended
+        # Whoever tells of no samples is taken to end as many as come.
+        num_ended = sum(load.num_samples for load in window.replicas) or window.num_arrivals or 1
+        self._num_ended = min(self._num_ended, usual) + num_ended
+        return before + num_ended / self._num_ended * (window.output_tokens - before)
 
     def close_interval(self, interval_ns: int) -> None:
         """Tell the predictor what came in this interval; it may be that nothing is known."""

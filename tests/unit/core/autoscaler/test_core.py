@@ -1,5 +1,6 @@
 from itertools import pairwise
 
+import msgspec
 import pytest
 
 from headrace.core.autoscaler.events import (
@@ -121,6 +122,16 @@ def test_too_many_sequences_at_once_ask_for_more() -> None:
     rig = settled(2, 2.0)
     rig.pass_time(40, rate=2.0, loads={"num_running": 90, "num_kv_tokens": 45_000})
     assert rig.scales()[0].num_replicas == 3
+
+
+def test_a_pool_that_is_exactly_full_asks_for_more() -> None:
+    """No replica can run more than its most, so a full one is never above it."""
+    rig = Rig(config(), replicas={MIXED: msgspec.structs.replace(REPLICA, max_running_seqs=8)})
+    rig.begin(2)
+    rig.pass_time(60, rate=0.2, loads={"num_running": 7, "num_kv_tokens": 3000})
+    assert rig.scales() == []
+    rig.pass_time(60, rate=0.2, loads={"num_running": 8, "num_kv_tokens": 3500})
+    assert rig.scales()[0].reason.loop is Loop.LOAD
 
 
 def test_replicas_on_their_way_count() -> None:
