@@ -3,6 +3,7 @@
 #   make test     the default test run           make test-slow   the rest of it
 #   make check    format, lint, types, imports   make bench       loads against a server of its own
 #   make bench-compare    what moved since the baseline of make bench-baseline
+#   make test-engines     the gateway over llama-cpp-python's server, which it installs for itself
 #   make setup    the development environment    make clean       forget what was built
 
 PYTHON ?= python3
@@ -19,7 +20,10 @@ NATIVE  := pyproject.toml CMakeLists.txt $(shell find src -path '*/csrc/*' -type
 APP := $(VENV)/.installed-app
 DEV := $(VENV)/.installed-dev
 
-.PHONY: serve setup test test-slow check format bench bench-baseline bench-compare clean
+# Other people's engines live in environments of their own.
+LLAMA_CPP := build/engines/llama-cpp
+
+.PHONY: serve setup test test-slow test-engines check format bench bench-baseline bench-compare clean
 .DEFAULT_GOAL := serve
 
 serve: $(if $(wildcard $(DEV)),$(DEV),$(APP))
@@ -32,6 +36,9 @@ test: $(DEV)
 
 test-slow: $(DEV)
 	$(PYTEST) -m slow $(ARGS)
+
+test-engines: $(DEV) $(LLAMA_CPP)/.installed
+	LLAMA_CPP_PYTHON=$(LLAMA_CPP)/bin/python $(PYTEST) -m slow tests/engines $(ARGS)
 
 check: $(DEV)
 	$(BIN)/ruff format --check src tests
@@ -67,6 +74,13 @@ $(BIN)/python:
 $(APP): $(BIN)/python $(NATIVE)
 	@echo "installing headrace and compiling its native backend (one to three minutes)"
 	$(PIP) install -e .
+	@touch $@
+
+$(LLAMA_CPP)/.installed:
+	@echo "compiling llama-cpp-python for this machine (ten minutes or more)"
+	@$(PYTHON) -m venv $(LLAMA_CPP)
+	CMAKE_ARGS="-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF" \
+	  $(LLAMA_CPP)/bin/python -m pip --disable-pip-version-check -q install 'llama-cpp-python[server]==0.3.36'
 	@touch $@
 
 # The build tools stay in the environment, so that a later build compiles only what changed.

@@ -118,6 +118,19 @@ def test_a_stream_that_stalls_with_its_engine_ends_with_an_error(
         engine.is_closing.set()
 
 
+def test_an_engine_that_streams_is_not_silent_though_it_answers_no_look(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("headrace.cluster.gateway.watch.LOOK_TIMEOUT_S", 0.1)
+    words = [str(number) for number in range(12)]
+    with gateway_over(stub.streams(*words, pause_s=0.2), silence_timeout_s=1) as (gateway, one):
+        one[0].health = 0
+        assert ask(gateway).content == b"".join(map(stub.event, words)) + stub.DONE
+        # Then it is.
+        eventually(lambda: not gateway.is_up("e0"))
+        one[0].is_closing.set()
+
+
 def last_event(content: bytes) -> Any:
     assert content.endswith(b"\n\n")
     return json.loads(content.rstrip().rsplit(b"\n\n", 1)[-1].removeprefix(b"data: "))

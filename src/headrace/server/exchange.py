@@ -2,11 +2,11 @@
 
 import logging
 import re
-import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
+from uuid import uuid4
 
 import msgspec
 from starlette.datastructures import Headers
@@ -43,7 +43,8 @@ class Exchange:
     @classmethod
     def begin(cls, scope: Scope) -> "Exchange":
         given = Headers(scope=scope).get("x-request-id", "")
-        request_id = given if _REQUEST_ID.fullmatch(given) else f"req-{secrets.token_hex(12)}"
+        # Some engines behind a gateway refuse ids that are no UUIDs.
+        request_id = given if _REQUEST_ID.fullmatch(given) else str(uuid4())
         exchange = cls(scope, request_id, time.monotonic_ns())
         scope[KEY] = exchange
         return exchange

@@ -124,7 +124,7 @@ class Call:
             body = await read_bounded(response, MAX_REFUSAL_BYTES)
             raise Fault(kind, f"status {self.status}", Refusal(self.status, self.headers, body))
         self.first = await response.content.readany()
-        self.heard_ns = Ns(time.monotonic_ns())
+        self._hear()
 
     async def read(self) -> bytes:
         """What follows, as it comes; empty = the answer is over. Raises Fault."""
@@ -133,8 +133,11 @@ class Call:
             chunk = await self._response.content.readany()
         except (aiohttp.ClientError, OSError) as error:
             raise self._fault(error) from None
-        self.heard_ns = Ns(time.monotonic_ns())
+        self._hear()
         return chunk
+
+    def _hear(self) -> None:
+        self.heard_ns = self._engine.heard_ns = Ns(time.monotonic_ns())
 
     @property
     def is_cut_off(self) -> bool:

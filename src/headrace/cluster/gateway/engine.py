@@ -42,6 +42,7 @@ class Engine:
         self.was_ever_up = False
         self.reason = "not asked yet"  # why it is down
         self.calls: set[Losable] = set()
+        self.heard_ns = Ns(0)  # when any of them had bytes last
         self.num_faults = 0
         self._cost = _cost(prefill_tokens_per_s)
         self._rests_until = Ns(0)

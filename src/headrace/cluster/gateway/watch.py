@@ -1,7 +1,7 @@
 """Looks at one engine again and again: whether it is up, what it serves, how busy it is.
 
-Decides when an engine is down: at once where it says so or where nobody listens; else when it has
-not answered for a while, since a busy one may be slow to say how it is.
+Decides when an engine is down: at once where it says so or where nobody listens; else when nothing
+has come of it for a while, since a busy one may be slow to say how it is.
 """
 
 import asyncio
@@ -101,7 +101,7 @@ class Watch:
 
     def _in_vain(self, reason: str) -> None:
         silent_since_ns = Ns(time.monotonic_ns() - self._silence_timeout_ns)
-        if self._answered_ns <= silent_since_ns:
+        if max(self._answered_ns, self._engine.heard_ns) <= silent_since_ns:
             self._listener.went_down(self._engine, reason)
             self._engine.lose_calls(reason, silent_since_ns)
 
