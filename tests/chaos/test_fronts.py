@@ -4,12 +4,8 @@ readers notice nothing.
 
 import os
 import signal
-import socket
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,41 +15,19 @@ from chaos.test_workers import answers, requests, tiny_config, undisturbed, wait
 from headrace.cluster.boot import BootedCluster, boot_cluster
 from headrace.core.config.schema import ClusterConfig, Config
 from support.front_process import front_process
+from support.remote_worker import SECRET, free_ports, remote_worker
 
 pytest.importorskip("headrace.ops.native._native")
 pytestmark = pytest.mark.timeout(120)
 
-SECRET = "sixteen letters!"
-WORKER = """
-import sys
-from headrace.cluster.remote import serve_fronts
-from headrace.core.base.worker import Role
-role, *ports = sys.argv[1:]
-fronts = [("127.0.0.1", int(port)) for port in ports]
-serve_fronts(fronts, b"sixteen letters!", role=Role(role), name="box")
-"""
+
+@pytest.fixture
+def ports() -> list[int]:
+    return free_ports(2)
 
 
 @pytest.fixture
-def ports() -> tuple[int, int]:
-    with socket.socket() as one, socket.socket() as two:
-        one.bind(("127.0.0.1", 0))
-        two.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1]), int(two.getsockname()[1])
-
-
-@contextmanager
-def worker(ports: tuple[int, int], role: str = "mixed") -> Iterator["subprocess.Popen[bytes]"]:
-    words = [sys.executable, "-c", WORKER, role, *map(str, ports)]
-    with subprocess.Popen(words, stderr=subprocess.DEVNULL) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-@pytest.fixture
-def config(tmp_path: Path, ports: tuple[int, int]) -> Config:
+def config(tmp_path: Path, ports: list[int]) -> Config:
     (tmp_path / "secret").write_text(SECRET)
     cluster = ClusterConfig(
         workers=0,
@@ -81,11 +55,11 @@ def _num_held(cluster: BootedCluster) -> int:
 
 
 def test_a_front_end_dies_and_comes_back_and_the_other_notices_nothing(
-    config: Config, tmp_path: Path, ports: tuple[int, int]
+    config: Config, tmp_path: Path, ports: list[int]
 ) -> None:
     asked = requests(5)
     wanted = undisturbed(config, asked)
-    with worker(ports), worker(ports), ExitStack() as stack:
+    with remote_worker(*ports), remote_worker(*ports), ExitStack() as stack:
         cluster = boot_cluster(config)
         stack.callback(cluster.close)
         wait_until(lambda: num_ready(cluster) == 2)
@@ -111,11 +85,11 @@ def test_a_front_end_dies_and_comes_back_and_the_other_notices_nothing(
 
 
 def test_a_worker_dies_under_two_front_ends_and_both_go_on_elsewhere(
-    config: Config, tmp_path: Path, ports: tuple[int, int]
+    config: Config, tmp_path: Path, ports: list[int]
 ) -> None:
     asked = requests(5)
     wanted = undisturbed(config, asked)
-    with worker(ports) as victim, worker(ports), ExitStack() as stack:
+    with remote_worker(*ports) as victim, remote_worker(*ports), ExitStack() as stack:
         cluster = boot_cluster(config)
         stack.callback(cluster.close)
         wait_until(lambda: num_ready(cluster) == 2)
@@ -132,11 +106,15 @@ def test_a_worker_dies_under_two_front_ends_and_both_go_on_elsewhere(
 
 @pytest.mark.slow
 def test_prompts_are_handed_on_within_each_front_ends_requests(
-    config: Config, tmp_path: Path, ports: tuple[int, int]
+    config: Config, tmp_path: Path, ports: list[int]
 ) -> None:
     asked = requests(6)
     wanted = undisturbed(config, asked)
-    with worker(ports, "prefill"), worker(ports, "decode"), ExitStack() as stack:
+    with (
+        remote_worker(*ports, role="prefill"),
+        remote_worker(*ports, role="decode"),
+        ExitStack() as stack,
+    ):
         cluster = boot_cluster(config)
         stack.callback(cluster.close)
         wait_until(lambda: num_ready(cluster) == 2)
@@ -158,11 +136,11 @@ def test_prompts_are_handed_on_within_each_front_ends_requests(
 
 @pytest.mark.slow
 def test_a_front_end_that_stops_loses_its_workers_and_goes_on_when_it_wakes(
-    config: Config, tmp_path: Path, ports: tuple[int, int]
+    config: Config, tmp_path: Path, ports: list[int]
 ) -> None:
     asked = requests(5)
     wanted = undisturbed(config, asked)
-    with worker(ports), worker(ports), ExitStack() as stack:
+    with remote_worker(*ports), remote_worker(*ports), ExitStack() as stack:
         cluster = boot_cluster(config)
         stack.callback(cluster.close)
         wait_until(lambda: num_ready(cluster) == 2)
@@ -181,11 +159,11 @@ def test_a_front_end_that_stops_loses_its_workers_and_goes_on_when_it_wakes(
 
 
 def test_a_front_end_that_asks_for_something_else_is_told_so(
-    config: Config, ports: tuple[int, int], tmp_path: Path
+    config: Config, ports: list[int], tmp_path: Path
 ) -> None:
     from headrace.core.base.errors import ConfigError
 
-    with worker(ports) as process, ExitStack() as stack:
+    with remote_worker(*ports) as process, ExitStack() as stack:
         cluster = boot_cluster(config)
         stack.callback(cluster.close)
         other = replace(

@@ -2,12 +2,8 @@
 
 import os
 import signal
-import socket
-import subprocess
-import sys
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,40 +12,15 @@ import pytest
 from chaos.test_workers import answers, requests, tiny_config, undisturbed, wait_until
 from headrace.cluster.boot import BootedCluster, boot_cluster
 from headrace.core.config.schema import ClusterConfig, Config
+from support.remote_worker import SECRET, free_ports, remote_worker
 
 pytest.importorskip("headrace.ops.native._native")
 pytestmark = pytest.mark.timeout(120)
 
-WORKER = """
-import sys
-from headrace.cluster.remote import serve_fronts
-from headrace.core.base.worker import Role
-port, secret, role, name = sys.argv[1:]
-serve_fronts([("127.0.0.1", int(port))], secret.encode(), role=Role(role), name=name)
-"""
-SECRET = "sixteen letters!"
-
-
-@contextmanager
-def remote_worker(
-    port: int, *, role: str = "mixed", name: str = "box", secret: str = SECRET
-) -> Iterator["subprocess.Popen[str]"]:
-    with subprocess.Popen(
-        [sys.executable, "-c", WORKER, str(port), secret, role, name],
-        text=True,
-        stderr=subprocess.PIPE,
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
 
 @pytest.fixture
 def port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return free_ports(1)[0]
 
 
 @pytest.fixture

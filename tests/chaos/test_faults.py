@@ -1,0 +1,246 @@
+"""What goes wrong between processes: spoilt frames, clocks, stops, other versions, nobody there."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import msgspec
+import pytest
+
+from chaos.test_workers import answers, pids, requests, tiny_config, undisturbed, wait_until
+from headrace.cluster.boot import BootedCluster, boot_cluster
+from headrace.core.base.types import NS_PER_S, Ns
+from headrace.core.config.schema import ClusterConfig, Config
+from support.http_server import running_server
+from support.remote_worker import SECRET, free_ports, remote_worker
+
+pytest.importorskip("headrace.ops.native._native")
+pytestmark = pytest.mark.timeout(120)
+
+# A lender whose messages are spoilt now and then: a bit, the end, all of it, once too often.
+SPOILT = """
+from random import Random
+from headrace.adapters.movers import tcp
+rng, send = Random(1), tcp._Stream.send
+def spoil(self, payload):
+    if len(payload) < 1000 or rng.random() > 0.05:
+        return send(self, payload)
+    fate, header = rng.randrange(4), self._writer.header(payload)
+    if fate == 0:
+        payload = payload[:100] + bytes([payload[100] ^ 1]) + payload[101:]
+    elif fate == 1:
+        payload = payload[:-7]
+    elif fate == 2:
+        return None
+    self.socket.sendall((header + payload) * (2 if fate == 3 else 1))
+tcp._Stream.send = spoil
+tcp.PATIENCE_S = 0.5
+"""
+FAR_APART = """
+from headrace.adapters.movers import mover
+mover.is_here = lambda place: False
+"""
+# Another machine: its monotonic clock began at another time, and its wall clock jumps.
+OTHER_CLOCKS = """
+import time
+ns, s, wall, jumps = time.monotonic_ns, time.monotonic, time.time, [0]
+time.monotonic_ns = lambda: ns() + 3_600_000_000_000
+time.monotonic = lambda: s() + 3600
+def jump():
+    jumps[0] += 1
+    return wall() + (3600 if jumps[0] % 2 else -3600)
+time.time = jump
+time.time_ns = lambda: int(jump() * 1e9)
+"""
+OLD = "import headrace.cluster.worker as worker\nworker.PROTOCOL = 1\n"
+
+
+@pytest.fixture
+def port() -> int:
+    return free_ports(1)[0]
+
+
+@pytest.fixture
+def config(tmp_path: Path, port: int) -> Config:
+    (tmp_path / "secret").write_text(SECRET)
+    cluster = ClusterConfig(
+        workers=0,
+        listen=f"127.0.0.1:{port}",
+        secret_file=str(tmp_path / "secret"),
+        silence_timeout_s=1.0,
+        handoff="always",
+    )
+    return replace(tiny_config(tmp_path), cluster=cluster)
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def booted(config: Config, stack: ExitStack, *, num_workers: int) -> BootedCluster:
+    cluster = boot_cluster(config)
+    stack.callback(cluster.close)
+    wait_until(lambda: num_ready(cluster) == num_workers)
+    return cluster
+
+
+def num_ready(cluster: BootedCluster) -> int:
+    return sum(worker.is_ready for worker in cluster.engine.workers())
+
+
+def settle(cluster: BootedCluster) -> None:
+    """Nothing runs, nothing is held, every law holds."""
+
+    def is_idle() -> bool:
+        stats = cluster.engine.stats()
+        return not (stats.num_running or stats.num_waiting or stats.num_pinned_blocks)
+
+    wait_until(is_idle)
+    cluster.engine.check()
+
+
+def test_spoilt_frames_cost_a_computation_and_no_byte(
+    config: Config, port: int, stack: ExitStack
+) -> None:
+    asked = [
+        replace(
+            request,
+            prompt_tokens=[*request.prompt_tokens] * 4,
+            params=msgspec.structs.replace(request.params, max_tokens=60),
+            salt=str(index),
+        )
+        for index, request in enumerate(requests(12))
+    ]
+    wanted = undisturbed(config, asked)
+    stack.enter_context(remote_worker(port, role="prefill", before=FAR_APART + SPOILT))
+    borrower = stack.enter_context(remote_worker(port, role="decode", before=FAR_APART))
+    cluster = booted(config, stack, num_workers=2)
+    assert answers(cluster.text_engine, asked) == wanted
+    settle(cluster)
+    assert answers(cluster.text_engine, asked[:1]) == wanted[:1]
+    wait_until(lambda: cluster.engine.stats().num_hit_tokens > 0)
+    cluster.close()
+    borrower.kill()
+    assert borrower.stderr is not None
+    assert "KV from another worker is computed here instead" in borrower.stderr.read()
+
+
+def test_clocks_of_other_machines_mean_nothing(config: Config, port: int, stack: ExitStack) -> None:
+    deadline = Ns(time.monotonic_ns() + 100 * NS_PER_S)
+    asked = [replace(request, deadline_ns=deadline) for request in requests(4)]
+    wanted = undisturbed(config, asked)
+    stack.enter_context(remote_worker(port, role="prefill", before=OTHER_CLOCKS))
+    stack.enter_context(remote_worker(port, role="decode"))
+    cluster = booted(config, stack, num_workers=2)
+    assert answers(cluster.text_engine, asked) == wanted
+    assert cluster.engine.stats().num_migrations == 0
+    assert cluster.engine.stats().num_handoffs == len(asked)
+    settle(cluster)
+
+
+def test_another_version_is_refused_and_says_why(
+    config: Config, port: int, stack: ExitStack
+) -> None:
+    stack.enter_context(remote_worker(port))
+    cluster = booted(config, stack, num_workers=1)
+    old = stack.enter_context(remote_worker(port, name="old", before=OLD))
+    assert old.wait(60) != 0
+    assert old.stderr is not None
+    assert "the front end speaks protocol 2, this worker 1" in old.stderr.read()
+    asked = requests(2)
+    assert answers(cluster.text_engine, asked) == undisturbed(config, asked)
+    assert num_ready(cluster) == 1
+    settle(cluster)
+
+
+def test_without_workers_clients_are_told_when_to_come_back(
+    config: Config, port: int, stack: ExitStack
+) -> None:
+    config = replace(config, router=replace(config.router, worker_wait_s=0.5))
+    only = stack.enter_context(remote_worker(port, role="decode"))
+    cluster = booted(config, stack, num_workers=1)
+    server = stack.enter_context(running_server(cluster))
+    body = {"prompt": "once", "max_tokens": 4}
+    url = f"{server.url}/v1/completions"
+    assert httpx.post(url, json=body, timeout=60).status_code == 200
+    only.kill()
+    wait_until(lambda: num_ready(cluster) == 0)
+    reply = httpx.post(url, json=body, timeout=60)
+    assert reply.status_code == 503
+    assert int(reply.headers["retry-after"]) >= 1
+    assert "no worker came up within 0.5 s" in reply.json()["error"]["message"]
+    stack.enter_context(remote_worker(port, role="decode"))
+    wait_until(lambda: num_ready(cluster) == 1)
+    assert httpx.post(url, json=body, timeout=60).status_code == 200
+    settle(cluster)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_a_worker_that_stops_in_a_hand_off_and_wakes_late_harms_nobody(
+    config: Config, port: int, stack: ExitStack, role: str
+) -> None:
+    asked = requests(8)
+    wanted = undisturbed(config, asked)
+    victim = stack.enter_context(remote_worker(port, role=role))
+    for other in ("prefill", "decode"):
+        stack.enter_context(remote_worker(port, role=other))
+    cluster = booted(config, stack, num_workers=3)
+    wake = threading.Timer(30.0, os.kill, (victim.pid, signal.SIGCONT))
+    stack.callback(wake.cancel)
+
+    def stop() -> None:
+        os.kill(victim.pid, signal.SIGSTOP)
+        wake.start()
+
+    assert answers(cluster.text_engine, asked, strike=stop) == wanted
+    assert answers(cluster.text_engine, asked) == wanted
+    wait_until(lambda: num_ready(cluster) == 2)
+    wake.join()
+    wait_until(lambda: num_ready(cluster) == 3)
+    assert answers(cluster.text_engine, asked) == wanted
+    settle(cluster)
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_again_and_again_is_cut_off_and_trusted_again(
+    tmp_path: Path, stack: ExitStack
+) -> None:
+    config = tiny_config(tmp_path)
+    router = replace(config.router, breaker_failures=3, breaker_open_s=5.0, breaker_probes=1)
+    cluster = boot_cluster(replace(config, router=router))
+    stack.callback(cluster.close)
+    asked = requests(4)
+    wanted = undisturbed(config, asked)
+
+    def is_up() -> bool:
+        return num_ready(cluster) == 2
+
+    for _ in range(3):
+        wait_until(is_up)
+        os.kill(pids(cluster)[0], signal.SIGKILL)
+        wait_until(lambda: not is_up())
+    wait_until(is_up)
+    assert answers(cluster.text_engine, asked) == wanted
+    assert _chosen(cluster) == {"w1"}
+
+    def is_trusted() -> bool:
+        answers(cluster.text_engine, asked[:2])
+        return _chosen(cluster) == {"w0", "w1"}
+
+    wait_until(is_trusted)
+    settle(cluster)
+
+
+def _chosen(cluster: BootedCluster) -> set[str]:
+    """Who got the last requests."""
+    decisions = [cluster.engine.decision(f"r{index}") for index in range(2)]
+    return {decision.chosen.name for decision in decisions if decision is not None}

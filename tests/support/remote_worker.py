@@ -1,0 +1,39 @@
+"""A worker that goes to front ends by itself, in a process of its own."""
+
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+SECRET = "sixteen letters!"
+# `serve_fronts` is what `headrace worker` runs; what stands before it may spoil something.
+_SCRIPT = """
+import sys
+from headrace.cluster.remote import serve_fronts
+from headrace.core.base.worker import Role
+secret, role, name, *ports = sys.argv[1:]
+fronts = [("127.0.0.1", int(port)) for port in ports]
+serve_fronts(fronts, secret.encode(), role=Role(role), name=name)
+"""
+
+
+@contextmanager
+def remote_worker(
+    *ports: int, role: str = "mixed", name: str = "box", secret: str = SECRET, before: str = ""
+) -> Iterator["subprocess.Popen[str]"]:
+    """For the front ends at these ports; `before` is run in its process first."""
+    words = [sys.executable, "-c", before + _SCRIPT, secret, role, name, *map(str, ports)]
+    with subprocess.Popen(words, text=True, stderr=subprocess.PIPE) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def free_ports(num: int) -> list[int]:
+    with ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(num)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [int(probe.getsockname()[1]) for probe in probes]

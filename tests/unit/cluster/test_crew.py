@@ -1,0 +1,164 @@
+"""Who is let in beside others, and what those hear that came by themselves."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from headrace.cluster.crew import Crew
+from headrace.cluster.fleet import Fleet, Slot
+from headrace.cluster.wire import (
+    PROTOCOL,
+    Beat,
+    Configure,
+    Dismiss,
+    FromWorker,
+    Hello,
+    Ready,
+    Renew,
+)
+from headrace.core.base.types import NS_PER_S, Ns
+from headrace.core.config.ledger import ByteLedger, KvPlan
+from headrace.core.config.schema import ClusterConfig, Config
+from headrace.core.cost.fitted import FittedCostModel
+from headrace.core.router.events import WorkerUp
+from headrace.core.router.front import FrontEvent
+from headrace.models.load import ModelDescription
+from support.routing import spec
+from unit.cluster.test_fleet import FakeProcess
+
+
+class Voice(FakeProcess):
+    """A worker of another machine: `words` is what it says next."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words: list[FromWorker] = []
+        self.is_closed = False
+
+    def receive(self) -> list[FromWorker]:
+        words, self.words = self.words, []
+        return words
+
+    def fileno(self) -> int:
+        return -1
+
+    def kill(self) -> None:
+        self.is_closed = True
+
+
+class Rig:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+        self.num_up = 0
+        self.fleet = Fleet(
+            ClusterConfig(silence_timeout_s=4.0), lambda slot: Configure(config=Config()), Voice
+        )
+        self.crew = Crew(
+            self.fleet, None, self._hear, None,
+            num_at=lambda worker_id: 0, drain_timeout_s=1.0, renew_s=2.0,
+        )  # fmt: skip
+        # Nobody has a socket here.
+        self.crew.switchboard.follow = lambda slots, door: None  # type: ignore[method-assign]
+
+    def come(self) -> tuple[Slot, Voice]:
+        voice = Voice()
+        return self.fleet.add_remote(self.now, voice, Hello(name="box")), voice
+
+    def say(self, slot: Slot, *words: FromWorker) -> None:
+        voice = slot.process
+        assert isinstance(voice, Voice)
+        voice.words += words
+        self.crew.listen(self.now, [slot])
+        self.crew.settle(is_starting=True)
+
+    def wait(self, seconds: float) -> None:
+        self.now_s += seconds
+        self.crew.listen(self.now, [])
+        self.crew.settle(is_starting=True)
+
+    @property
+    def now(self) -> Ns:
+        return Ns(round(self.now_s * NS_PER_S))
+
+    def _hear(self, event: FrontEvent) -> None:
+        self.num_up += isinstance(event, WorkerUp)
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    rig = Rig()
+    yield rig
+    rig.crew.end()
+
+
+def ready(**fields: Any) -> Ready:
+    protocol = fields.pop("protocol", PROTOCOL)
+    return Ready(
+        protocol=protocol,
+        pid=1,
+        spec=spec(**fields),
+        config=Config(),
+        kv=KvPlan(
+            num_blocks=1,
+            block_size=16,
+            block_bytes=1,
+            max_model_len=1,
+            reason="",
+            ledger=ByteLedger(available=100),
+        ),
+        kv_address="",
+        cost=FittedCostModel.prior(),
+        description=ModelDescription(
+            name="", architecture="", num_parameters=1, weight_types="", file_bytes=1
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "fault"),
+    [
+        ({"model_digest": "another"}, "it serves model and arithmetic another with KV in bf16"),
+        ({"kv_dtype": "int8"}, "with KV in int8, blocks of 16 tokens, the others"),
+        ({"block_size": 32}, "blocks of 32 tokens, the others"),
+        ({"protocol": PROTOCOL - 1}, f"it speaks protocol {PROTOCOL - 1}, not {PROTOCOL}"),
+        ({"protocol": PROTOCOL + 1}, f"it speaks protocol {PROTOCOL + 1}, not {PROTOCOL}"),
+    ],
+)
+def test_whoever_could_not_take_over_is_not_let_in(
+    rig: Rig, fields: dict[str, Any], fault: str
+) -> None:
+    first, _ = rig.come()
+    rig.say(first, ready())
+    other, voice = rig.come()
+    rig.say(other, ready(**fields))
+    (dismissal,) = [message for message in voice.sent if isinstance(message, Dismiss)]
+    assert fault in dismissal.reason
+    assert voice.is_closed
+    assert rig.num_up == 1
+    assert list(rig.fleet) == [first]
+
+
+def test_pools_of_another_size_are_let_in(rig: Rig) -> None:
+    for num_blocks in (1024, 7):
+        slot, _ = rig.come()
+        rig.say(slot, ready(num_blocks=num_blocks))
+    assert rig.num_up == 2
+
+
+def test_workers_of_other_machines_hear_that_somebody_is_there(rig: Rig) -> None:
+    slot, voice = rig.come()
+    rig.wait(2.0)
+    before = voice.sent.count(Renew())
+    for _ in range(8):
+        rig.say(slot, Beat())
+        rig.wait(0.5)
+    assert voice.sent.count(Renew()) - before == 2
+    due_ns = rig.crew.next_ns()
+    assert due_ns is not None
+    assert due_ns <= rig.now + 2 * NS_PER_S
+
+
+def test_nobody_is_woken_for_workers_that_are_not_there(rig: Rig) -> None:
+    rig.wait(2.0)
+    assert rig.crew.next_ns() is None
