@@ -18,7 +18,7 @@ from headrace.cli.plan_fleet_flags import (
     WorkerFlags,
 )
 from headrace.cli.plan_target import check_dtype, check_range
-from headrace.cli.sim import read_trace
+from headrace.cli.sim import limits, read_trace
 from headrace.core.base.errors import ConfigError
 from headrace.core.base.request import Slo
 from headrace.core.cost.datasheet import DataSheetCostModel
@@ -77,14 +77,7 @@ def traffic_of(flags: TrafficFlags) -> Traffic:
     if flags.requests is not None:
         check_range("--requests", flags.requests, MIN_REQUESTS, 1e7)
     profile = CHAT if flags.workload is None else profile_named(flags.workload)
-    limits = {
-        name: limit
-        for name in ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms")
-        if (limit := getattr(flags, name)) is not None
-    }
-    for name, limit in limits.items():
-        check_range(f"--{name.replace('_', '-')}", limit, 1e-3, 1e9)
-    slo = msgspec.structs.replace(profile.slo, **limits)
+    slo = limits(flags, profile)
     if flags.trace is not None:
         return trace_traffic(flags, slo)
     if flags.speed is not None:
@@ -103,7 +96,7 @@ def traffic_of(flags: TrafficFlags) -> Traffic:
 
 
 def trace_traffic(flags: TrafficFlags, slo: Slo) -> Traffic:
-    for name in ("workload", "load", "prompt", "output"):
+    for name in ("load", "prompt", "output"):
         if getattr(flags, name) is not None:
             raise ConfigError(
                 f"--{name} is of a made-up workload", hint="leave it out, or --trace; see --speed"
@@ -250,14 +243,14 @@ def warnings_of(found: FleetAnswer, budget_s: float) -> list[str]:
 
 
 def rows_table(found: FleetAnswer, slo: Slo) -> Table:
-    limits = [
+    stated = [
         f"{name.removesuffix('_ms').upper()} {limit:g} ms"
         for name, limit in msgspec.structs.asdict(slo).items()
         if limit is not None
     ]
     title = (
         f"{found.load_per_s:.3g} requests/s, {found.attainment:.1%} within "
-        f"{', '.join(limits) or 'no limit'}; {found.num_requests_per_run} requests a run, "
+        f"{', '.join(stated) or 'no limit'}; {found.num_requests_per_run} requests a run, "
         f"{len(found.seeds)} seeds, {found.num_runs} runs"
     )
     columns = ("GPUs", "$/h", "$/M good tokens", "good", "TTFT p99", "TPOT p99", "cached", "")

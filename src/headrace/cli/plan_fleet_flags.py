@@ -6,6 +6,7 @@ from typing import Annotated, Final
 from cyclopts import Group, Parameter
 
 from headrace.cli.plan_flags import DEFAULT_MODEL
+from headrace.core.config.schema import RouterConfig
 
 _REQUESTS = Group("Requests", sort_key=1)
 _LIMITS = Group("Limits", sort_key=2)
@@ -14,15 +15,7 @@ _EFFORT = Group("Effort", sort_key=4)
 _RUNS = Group("What runs", sort_key=5)
 
 DEFAULT_GPUS: Final = ("H100 SXM", "H200 SXM", "A100 SXM 80GB")
-POLICIES: Final = (
-    "kv",
-    "prefix",
-    "session",
-    "least_loaded",
-    "power_of_two",
-    "round_robin",
-    "random",
-)
+POLICIES: Final[tuple[str, ...]] = RouterConfig.__dataclass_fields__["policy"].metadata["choices"]
 
 
 def _flag(group: Group, text: str) -> Parameter:
@@ -38,7 +31,9 @@ def _listed(group: Group, text: str) -> Parameter:
 class TrafficFlags:
     """What comes, and what it may take."""
 
-    workload: Annotated[str | None, _flag(_REQUESTS, "chat (the default), agent or rag")] = None
+    workload: Annotated[
+        str | None, _flag(_REQUESTS, "chat (the default), agent or rag; of a trace its limits")
+    ] = None
     trace: Annotated[
         str | None,
         _flag(_REQUESTS, "file of a published trace (Mooncake, Bailian, Azure, BurstGPT) instead"),

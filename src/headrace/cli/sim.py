@@ -11,6 +11,7 @@ from rich.table import Table
 from headrace.cli.output import print_json, print_table
 from headrace.cli.plan_answer import report_provenance, right_aligned
 from headrace.cli.plan_flags import DEFAULT_GPU, DEFAULT_MODEL, LayoutFlags, TargetFlags
+from headrace.cli.plan_fleet_flags import POLICIES
 from headrace.cli.plan_target import check_range, engine_and_cost
 from headrace.cli.sim_flags import SimFlags
 from headrace.cli.sim_load import check_load, half_of_capacity, load_words
@@ -121,18 +122,7 @@ class SimAsked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         for name in ("warm_up_s", "mean_life_s", "start_up_s"):
             check_range(f"--{name.replace('_', '-')}", getattr(self, name), 0.0, 1e9)
         for name, known in (
-            (
-                "policy",
-                (
-                    "kv",
-                    "prefix",
-                    "session",
-                    "least_loaded",
-                    "power_of_two",
-                    "round_robin",
-                    "random",
-                ),
-            ),
+            ("policy", POLICIES),
             ("handoff", ("auto", "always", "never")),
         ):
             if getattr(self, name) not in known:
@@ -273,7 +263,21 @@ def profile_of(asked: TrafficAsked) -> WorkloadProfile:
     return msgspec.structs.replace(profile, **stated)
 
 
-def limits(asked: TrafficAsked, profile: WorkloadProfile) -> Slo:
+class Limited(Protocol):
+    """Limits that were given; None = the workload's."""
+
+    @property
+    def ttft_ms(self) -> float | None: ...
+    @property
+    def tpot_ms(self) -> float | None: ...
+    @property
+    def itl_ms(self) -> float | None: ...
+    @property
+    def e2e_ms(self) -> float | None: ...
+
+
+def limits(asked: Limited, profile: WorkloadProfile) -> Slo:
+    """Raises ConfigError for numbers out of range."""
     names = ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms")
     stated = {name: limit for name in names if (limit := getattr(asked, name)) is not None}
     for name, limit in stated.items():
