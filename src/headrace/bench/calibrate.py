@@ -11,6 +11,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
+from typing import NamedTuple
 
 from headrace import __version__
 from headrace.bench.client import Answer
@@ -24,7 +25,7 @@ from headrace.core.base.types import NS_PER_MS
 from headrace.core.cost.calibration import Calibration, Host, Line
 from headrace.core.cost.contention import fit_steps
 from headrace.core.cost.fitted import Link
-from headrace.live.step_log import LoggedTimes, SeenRequest, read_logs
+from headrace.live.step_log import LoggedTimes, SeenRequest, read_logs, whole_way
 from headrace.models.hub import resolve_model
 
 SEED = 1000
@@ -40,7 +41,8 @@ def shapes_of(num_workers: int) -> list[list[Shape]]:
     """Rounds for so many workers: prompts alone, decoding at several widths, long contexts, and
     prompts that come while others decode.
     """
-    alone = [[(0.0, length, 12)] for length in (24, 48, 90, 150, 230, 330, 460, 640)]
+    lengths = (24, 48, 90, 150, 230, 330, 460, 640, 900, 1200)
+    alone = [[(0.0, length, 12)] for length in lengths for _ in range(2)]
     widths = [
         [(0.0, 24, 20)] * (width * num_workers)
         for width in (1, 2, 4, 8, 16)
@@ -63,6 +65,18 @@ def measure(serve: Sequence[str], model: str = "", *, num_passes: int = 1) -> Ca
     """Start `headrace serve` with these arguments, and calibrate it. Takes about half a minute for
     each pass and worker on a laptop.
     """
+    return fit([record(serve, model, num_passes=num_passes)])
+
+
+class Recorded(NamedTuple):
+    """One server under the calibration load."""
+
+    times: LoggedTimes
+    answers: list[Answer]
+    num_workers: int
+
+
+def record(serve: Sequence[str], model: str = "", *, num_passes: int = 1) -> Recorded:
     path = resolve_model(model)
     folder = Path(tempfile.mkdtemp(prefix="headrace-calibrate-"))
     log = folder / "events.log"
@@ -81,7 +95,21 @@ def measure(serve: Sequence[str], model: str = "", *, num_passes: int = 1) -> Ca
     times = read_logs(logs)
     # What went wrong before this would be told there.
     shutil.rmtree(folder)
-    return calibration_of(times, answers, num_workers=len(logs), source="a load of its own")
+    return Recorded(times, answers, len(logs))
+
+
+def fit(recorded: Sequence[Recorded]) -> Calibration:
+    """To servers that were alike, at one time or several."""
+    first, *others = recorded
+    times = LoggedTimes(first.times.header)
+    for one in (first, *others):
+        times.steps += one.times.steps
+        times.copies += one.times.copies
+        for request_id, seqs in one.times.requests.items():
+            times.requests.setdefault(request_id, []).extend(seqs)
+    answers = [answer for one in recorded for answer in one.answers]
+    source = "a load of its own"
+    return calibration_of(times, answers, num_workers=first.num_workers, source=source)
 
 
 def _ask(shape: Shape, writer: PromptWriter) -> Ask:
@@ -124,8 +152,7 @@ def host_of(times: LoggedTimes, answers: Sequence[Answer], message_ns: float) ->
     if not pairs:
         points = [
             (seq.num_prompt_tokens, max(0.0, seq.arrived_ns - seq.come_ns - message_ns))
-            for seqs in times.requests.values()
-            for seq in seqs[:1]
+            for seq in map(whole_way, times.requests.values())
         ]
         return Host(request=Line.fit(points))
     alone = not_crowded(pairs)
@@ -161,9 +188,7 @@ def matched(times: LoggedTimes, answers: Sequence[Answer]) -> list[tuple[Answer,
 
     Requests of one length that are sent at once may be taken for each other, which no mean minds.
     """
-    waiting = sorted(
-        (seqs[0] for seqs in times.requests.values() if len(seqs) == 1), key=lambda s: s.come_ns
-    )
+    waiting = sorted(map(whole_way, times.requests.values()), key=lambda seq: seq.come_ns)
     pairs = []
     for answer in sorted(answers, key=lambda a: a.sent_ns):
         for place, seq in enumerate(waiting):

@@ -182,9 +182,11 @@ async def run_load(target: Target, load: Load, prompts: Sequence[str]) -> LoadRe
     return LoadReport.of(load, answers)
 
 
+WARM_UP = Load(
+    name="warm", num_requests=4, num_prompt_tokens=256, num_output_tokens=16, at_once=True
+)
+
+
 async def warm_up(target: Target, writer: PromptWriter) -> None:
     """A little of everything, so that no load pays for the first touch of code and memory."""
-    load = Load(
-        name="warm", num_requests=4, num_prompt_tokens=256, num_output_tokens=16, at_once=True
-    )
-    await run_load(target, load, prompts_of(load, writer))
+    await run_load(target, WARM_UP, prompts_of(WARM_UP, writer))

@@ -22,9 +22,9 @@ from typing import Final
 
 import msgspec
 
-from headrace.bench.calibrate import measure
+from headrace.bench.calibrate import fit, record
 from headrace.bench.client import Answer
-from headrace.bench.loads import Target, warm_up
+from headrace.bench.loads import WARM_UP, Target, warm_up
 from headrace.bench.machine import Machine, machine
 from headrace.bench.offered import Ask, offer
 from headrace.bench.prompts import Encode, PromptWriter
@@ -42,7 +42,9 @@ from headrace.models.hub import resolve_model
 from headrace.sim.cluster import Cluster, simulate_cluster
 from headrace.sim.cluster_worker import Pool
 
-BEGIN_S: Final = 1.0  # of virtual time, until the workers have introduced themselves
+# Of virtual time: when the server is warmed up, and when the load begins.
+WARM_UP_S, BEGIN_S = 1.0, 20.0
+WARM_UP_SEED: Final = 99
 MEAN_LIMIT, TAIL_LIMIT = 0.10, 0.20  # of the relative error that is aimed at
 
 
@@ -51,9 +53,9 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     rate_per_s: float
-    span_s: float = 30.0
-    prompt: int = 150  # mean tokens; gamma distributed
-    output: int = 40
+    span_s: float = 36.0
+    prompt: int = 110  # mean tokens; gamma distributed
+    output: int = 32
     shared: int = 0  # tokens that all prompts of a group begin with
     num_groups: int = 4
     burst: int = 1
@@ -86,12 +88,12 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
         return ["--workers", str(self.mixed)]
 
 
-CHAT: Final = Load(name="chat", rate_per_s=0.9)
-SHARED: Final = Load(name="shared prefix", rate_per_s=1.2, prompt=80, shared=320, output=24)
-LONG: Final = Load(name="long prompts", rate_per_s=0.35, prompt=700, output=24)
-BURSTS: Final = Load(name="bursts", rate_per_s=0.2, burst=5, prompt=100, output=32)
-BUSY: Final = Load(name="near saturation", rate_per_s=1.5)
-SPLIT: Final = Load(name="split", rate_per_s=0.8)
+CHAT: Final = Load(name="chat", rate_per_s=1.2)
+SHARED: Final = Load(name="shared prefix", rate_per_s=1.2, prompt=60, shared=240, output=24)
+LONG: Final = Load(name="long prompts", rate_per_s=0.6, prompt=500, output=16)
+BURSTS: Final = Load(name="bursts", rate_per_s=0.25, burst=5, prompt=80)
+BUSY: Final = Load(name="near saturation", rate_per_s=2.2)
+SPLIT: Final = Load(name="split", rate_per_s=1.0)
 CASES: Final = (
     Case(load=CHAT, mixed=1),
     Case(load=SHARED, mixed=1),
@@ -196,26 +198,34 @@ def run_live(case: Case, asks: Sequence[Ask], encode: Encode, model: Path) -> li
         words = [*case.serve, "--model", str(model)]
         with serving(words, Path(folder) / "server.log") as served:
             target = Target(served.url, served_model(served.url))
-            asyncio.run(warm_up(target, PromptWriter(encode, 99)))
+            asyncio.run(warm_up(target, PromptWriter(encode, WARM_UP_SEED)))
             return asyncio.run(offer(target, asks))
 
 
 def run_simulated(
     case: Case, calibration: Calibration, prompts: Sequence[Sequence[int]], live: Sequence[Answer]
 ) -> list[Served]:
-    """The requests at the moments at which they were really sent."""
+    """The requests at the moments at which they were really sent, after the same warm-up: engines
+    learn from it how large their steps may be.
+    """
     first_ns = min(answer.sent_ns for answer in live)
+    begin_ns = round(BEGIN_S * NS_PER_S)
+    asked = [
+        (begin_ns + answer.sent_ns - first_ns, prompt, answer.num_output_tokens)
+        for prompt, answer in zip(prompts, live, strict=True)
+    ]
     specs = [
         SeqSpec(
             seq_id=SeqId(place),
             request_id=str(place),
             prompt_tokens=tuple(prompt),
-            params=SamplingParams(max_tokens=answer.num_output_tokens, ignore_eos=True),
-            arrived_ns=Ns(round(BEGIN_S * NS_PER_S) + answer.sent_ns - first_ns),
+            params=SamplingParams(max_tokens=num_output, ignore_eos=True),
+            arrived_ns=Ns(at_ns),
         )
-        for place, (prompt, answer) in enumerate(zip(prompts, live, strict=True))
+        for place, (at_ns, prompt, num_output) in enumerate(
+            [*_warm_up(calibration.spec.vocab_size), *sorted(asked, key=lambda one: one[0])]
+        )
     ]
-    specs.sort(key=lambda spec: spec.arrived_ns)
     records = simulate_cluster(cluster_of(case, calibration, specs)).records
     return [
         Served(
@@ -226,6 +236,20 @@ def run_simulated(
             num_output_tokens=record.num_output_tokens,
         )
         for record in records
+        if record.arrived_ns >= begin_ns
+    ]
+
+
+def _warm_up(vocab_size: int) -> list[tuple[int, Sequence[int], int]]:
+    """Its lengths; the tokens are nobody else's."""
+    rng = Random(WARM_UP_SEED)
+    return [
+        (
+            round(WARM_UP_S * NS_PER_S),
+            rng.choices(range(vocab_size), k=WARM_UP.num_prompt_tokens),
+            WARM_UP.num_output_tokens,
+        )
+        for _ in range(WARM_UP.num_requests)
     ]
 
 
@@ -297,24 +321,34 @@ def compare(name: str, load_average: float, live: Sequence[Answer], sim: Sequenc
 
 
 def measure_all(names: Sequence[str], report: Callable[[Row], None]) -> TwinReport:
-    """Every case, or those named. Takes a quarter of an hour on a laptop."""
-    cases = [case for case in CASES if not names or case.name in names]
+    """Every case, or those named. Takes a quarter of an hour on a laptop.
+
+    Machines drift: servers are calibrated before the cases that they serve and after them.
+    """
     facts = machine()
     path = resolve_model("")
     encode = tokenizer_of(path).encode
     calibrations: dict[str, Calibration] = {}
     rows: list[Row] = []
-    for case in cases:
-        kind = "1" if case.num_workers == 1 else "3"
-        if kind not in calibrations:
-            calibrations[kind] = measure(["--workers", kind], num_passes=2 if kind == "1" else 1)
-        asks = asks_of(case.load, encode)
-        load_average = os.getloadavg()[0]
-        live = run_live(case, asks, encode, path)
-        prompts = [encode(ask.prompt) for ask in asks]
-        sim = run_simulated(case, calibrations[kind], prompts, live)
-        rows.append(compare(case.name, load_average, live, sim))
-        report(rows[-1])
+    for workers in (1, 3):
+        cases = [
+            case
+            for case in CASES
+            if (case.num_workers == 1) == (workers == 1) and (not names or case.name in names)
+        ]
+        if not cases:
+            continue
+        recorded = [record(["--workers", str(workers)])]
+        asked = [asks_of(case.load, encode) for case in cases]
+        answers = []
+        for case, asks in zip(cases, asked, strict=True):
+            answers.append((os.getloadavg()[0], run_live(case, asks, encode, path)))
+        recorded.append(record(["--workers", str(workers)]))
+        calibration = calibrations[f"{workers} workers"] = fit(recorded)
+        for case, asks, (load_average, live) in zip(cases, asked, answers, strict=True):
+            sim = run_simulated(case, calibration, [encode(ask.prompt) for ask in asks], live)
+            rows.append(compare(case.name, load_average, live, sim))
+            report(rows[-1])
     return TwinReport(machine=facts, calibrations=calibrations, rows=rows)
 
 

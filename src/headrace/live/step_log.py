@@ -36,6 +36,24 @@ class SeenRequest:
     last_token_ns: Ns | None = None
 
 
+def whole_way(seqs: Sequence[SeenRequest]) -> SeenRequest:
+    """Of a request that went from worker to worker: in at the first, and out from the last."""
+    first = min(seqs, key=lambda seq: seq.arrived_ns)
+    tokens_ns = [
+        at_ns
+        for seq in seqs
+        for at_ns in (seq.first_token_ns, seq.last_token_ns)
+        if at_ns is not None
+    ]
+    return SeenRequest(
+        first.num_prompt_tokens,
+        min(seq.come_ns for seq in seqs),
+        first.arrived_ns,
+        min(tokens_ns, default=None),
+        max(tokens_ns, default=None),
+    )
+
+
 @dataclass(slots=True)
 class LoggedTimes:
     """What the logs of some workers of one machine tell."""
@@ -43,7 +61,7 @@ class LoggedTimes:
     header: LogHeader
     steps: list[TimedStep] = field(default_factory=list)
     copies: list[tuple[int, Ns]] = field(default_factory=list)  # (blocks, time)
-    # By request id; more than one where a request went through several workers, or had choices.
+    # By request id; several where it went through several workers, or had choices.
     requests: dict[str, list[SeenRequest]] = field(default_factory=dict)
 
 

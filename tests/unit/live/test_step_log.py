@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 
 from headrace.core.base.errors import ConfigError
+from headrace.core.base.types import Ns
 from headrace.core.cost.contention import fit_steps
 from headrace.core.cost.fitted import FittedCostModel
 from headrace.core.cost.model import StepShape
-from headrace.live.step_log import read_logs
+from headrace.live.step_log import SeenRequest, read_logs, whole_way
 from support.calibrations import write_log
 
 
@@ -39,3 +40,10 @@ def test_workers_are_told_apart_and_must_be_alike(tmp_path: Path) -> None:
     (tmp_path / "c").write_bytes(b"no log at all")
     with pytest.raises(ConfigError):
         read_logs([tmp_path / "c"])
+
+
+def test_the_way_of_a_request_over_two_workers() -> None:
+    decode = SeenRequest(9, Ns(1), Ns(50), Ns(60), Ns(90))
+    prefill = SeenRequest(9, Ns(1), Ns(5), Ns(40), Ns(40))
+    assert whole_way([decode, prefill]) == SeenRequest(9, Ns(1), Ns(5), Ns(40), Ns(90))
+    assert whole_way([SeenRequest(9, Ns(1), Ns(5))]) == SeenRequest(9, Ns(1), Ns(5))
