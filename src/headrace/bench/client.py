@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 REQUEST_TIMEOUT_S = 1200.0
 _JSON = {"content-type": "application/json"}
+KEEP_ALIVE_S = 3.0  # shorter than any server's, so that none closes what is about to be used
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,7 +61,8 @@ def connect(
             f"the load client is not installed: {error}",
             hint="pip install '.[bench]' in headrace's checkout",
         ) from error
-    connector = aiohttp.TCPConnector(limit=0, force_close=not is_reused)
+    kept = {"keepalive_timeout": KEEP_ALIVE_S} if is_reused else {"force_close": True}
+    connector = aiohttp.TCPConnector(limit=0, **kept)
     timeout = aiohttp.ClientTimeout(total=timeout_s)
     return aiohttp.ClientSession(
         connector=connector, timeout=timeout, cookie_jar=aiohttp.DummyCookieJar()
@@ -132,13 +134,14 @@ _decode = msgspec.json.Decoder(_Event).decode
 class Stream:
     """What has come of one answer so far. An error leaves it as it is."""
 
-    __slots__ = ("finish_reason", "sent_ns", "texts", "token_times_ns", "usage")
+    __slots__ = ("finish_reason", "is_done", "sent_ns", "texts", "token_times_ns", "usage")
 
     def __init__(self) -> None:
         self.sent_ns = Ns(0)
         self.token_times_ns: list[Ns] = []  # of events with tokens; one may carry several
         self.texts: list[str] = []
         self.finish_reason: str | None = None
+        self.is_done = False  # [DONE] came
         self.usage: Usage | None = None
 
     def take(self, data: bytes, at_ns: Ns) -> None:
@@ -184,21 +187,25 @@ async def read_answer(
     except aiohttp.ClientConnectorError as error:
         raise StreamError("no connection", f"no connection: {error}") from None
     except (aiohttp.ClientError, OSError) as error:
-        raise StreamError("broken off", f"answer broke off: {error}") from None
+        if not stream.is_done:
+            raise StreamError("broken off", f"answer broke off: {error}") from None
 
 
 async def _read_events(response: "aiohttp.ClientResponse", stream: Stream) -> None:
+    """To the end of the body, by which the connection is free for another request."""
     rest = b""
     async for piece in response.content.iter_any():
         at_ns = now()
         *lines, rest = (rest + piece).split(b"\n")
         for line in lines:
-            if line.startswith(b"data:"):
+            if line.startswith(b"data:") and not stream.is_done:
                 data = line[5:].strip()
                 if data == b"[DONE]":
-                    return
-                stream.take(data, at_ns)
-    raise StreamError("broken off", "stream ended before [DONE]")
+                    stream.is_done = True
+                else:
+                    stream.take(data, at_ns)
+    if not stream.is_done:
+        raise StreamError("broken off", "stream ended before [DONE]")
 
 
 async def complete(

@@ -59,7 +59,7 @@ def target_of(url: str, flags: ServerFlags) -> Target:
         api_key=flags.api_key or os.environ.get("OPENAI_API_KEY", ""),
         extra_body=extra,
         asks_usage=flags.usage,
-        reuses_connections=flags.reuse_connections,
+        reuses_connections=not flags.new_connections,
         timeout_s=flags.timeout_s,
         max_in_flight=flags.max_in_flight,
     )

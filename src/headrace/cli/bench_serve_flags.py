@@ -27,8 +27,8 @@ class ServerFlags:
         '{"ignore_eos": true}'
     )
     usage: Annotated[bool, Parameter(help="ask for token counts at the end of streams")] = True
-    reuse_connections: Annotated[
-        bool, Parameter(help="or else each request has a new one", negative="")
+    new_connections: Annotated[
+        bool, Parameter(help="one for each request, which its TTFT then has too", negative="")
     ] = False
     timeout_s: Annotated[float, Parameter(help="for a whole answer")] = 600.0
     max_in_flight: Annotated[int, Parameter(help="requests beyond wait, and are late")] = 4096

@@ -25,7 +25,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     api_key: str = ""
     extra_body: Mapping[str, Any] = {}
     asks_usage: bool = True
-    reuses_connections: bool = False
+    reuses_connections: bool = True
     timeout_s: float = 600.0
     max_in_flight: int = 4096
 

@@ -22,9 +22,10 @@ class ClientFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClientWatch:
-    """Watches while it is open, within a running loop."""
+    """Watches while it is open, within a running loop; delays, from the warm-up's end on."""
 
-    def __init__(self) -> None:
+    def __init__(self, warm_up_s: float = 0.0) -> None:
+        self._warm_up_s = warm_up_s
         self._lags_ms: list[float] = []
 
     async def __aenter__(self) -> "ClientWatch":
@@ -53,6 +54,7 @@ class ClientWatch:
         )
 
     async def _beat(self) -> None:
+        await asyncio.sleep(self._warm_up_s)
         while True:
             due_ns = time.perf_counter_ns() + round(PERIOD_S * NS_PER_S)
             await asyncio.sleep(PERIOD_S)

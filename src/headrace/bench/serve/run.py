@@ -150,7 +150,7 @@ class Bench:
             timeout_s=target.timeout_s, is_reused=target.reuses_connections
         ) as session:
             before = await read_totals(session, self.metrics_url)
-            async with ClientWatch() as watch:
+            async with ClientWatch(self.rules.warm_up_s) as watch:
                 asker = Asker(session, target, wording, now())
                 tally = _Tally(traffic, self.rules, label, self.on_progress)
                 driver = Driver(

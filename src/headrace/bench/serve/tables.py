@@ -65,10 +65,12 @@ def head_rows(report: Report) -> Iterator[tuple[str, str]]:
 
 
 def head_table(found: ServeResults, report: Report) -> Table:
-    title = f"{found.model} at {found.url}: {found.traffic}; limits: {limits_text(found.slo)}"
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, show_header=False)
+    table = Table(box=SIMPLE_HEAD, show_header=False)
     table.add_column()
     table.add_column()
+    table.add_row("server", f"{found.url}, {found.endpoint}, {found.model}")
+    table.add_row("traffic", f"{found.traffic}; seed {found.seed}")
+    table.add_row("limits", limits_text(found.slo))
     for name, words in head_rows(report):
         table.add_row(name, words)
     return table
