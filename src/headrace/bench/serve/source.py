@@ -21,17 +21,17 @@ FEWEST_BLOCK_TOKENS = 2  # by which texts are told apart
 
 
 def source_of(traffic: Traffic, wording: Wording) -> Source:
-    """Raises ConfigError where the trace has more texts than the words can tell apart."""
+    """Raises ConfigError where there are more texts than the words can tell apart."""
     profile = traffic.profile
+    num_texts = num_texts_of(traffic)
+    # Where the time ends a run, its number of requests is a bound that is not reached.
+    if num_texts > wording.num_texts and (traffic.trace or traffic.duration_s is None):
+        raise ConfigError(
+            f"there are {num_texts} different texts, of which {wording.vocab_size} words tell "
+            f"{wording.num_texts} apart",
+            hint="--requests asks for fewer, or for the first ones of a trace only",
+        )
     if traffic.trace:
-        num_texts = len({block for one in traffic.trace for block in one.blocks})
-        num_texts += len(traffic.trace)
-        if num_texts > wording.num_texts:
-            raise ConfigError(
-                f"the trace has {num_texts} different texts, of which {wording.vocab_size} words "
-                f"tell {wording.num_texts} apart",
-                hint="--requests takes the first ones only",
-            )
         return TraceSource(
             traffic.trace,
             slo=profile.slo,
@@ -44,12 +44,19 @@ def source_of(traffic: Traffic, wording: Wording) -> Source:
         Synthetic(
             profile=msgspec.structs.replace(profile, pause_s=pause_s),
             arrivals=traffic.arrivals or _AT_SOME_TIME,
-            num_requests=traffic.num_requests,
+            num_requests=min(traffic.num_requests, wording.num_texts - profile.turns),
             max_tokens=traffic.max_tokens,
             vocab_size=wording.vocab_size,
             seed=traffic.seed,
         )
     )
+
+
+def num_texts_of(traffic: Traffic) -> int:
+    """Blocks and own texts of a trace; what each request brings, and the shared beginning."""
+    if traffic.trace:
+        return len({block for one in traffic.trace for block in one.blocks}) + len(traffic.trace)
+    return traffic.num_planned + 1
 
 
 def shorter_profile(profile: WorkloadProfile, scale: float) -> WorkloadProfile:

@@ -13,7 +13,7 @@ from headrace.core.base.errors import ConfigError
 Encode = Callable[[str], Sequence[int]]
 Message = dict[str, str]
 
-FEWEST_WORDS: Final = 64
+FEWEST_WORDS: Final = 256
 _REST: Final = -1  # stands for the tokens of an answer beyond its first
 
 

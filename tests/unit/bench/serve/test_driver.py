@@ -19,6 +19,7 @@ from headrace.core.workload.arrivals import Arrivals
 from headrace.core.workload.profiles import CHAT
 from support.outcomes import outcome
 
+WORDS = tuple(f"w{number}" for number in range(64))
 QUESTIONS = msgspec.structs.replace(CHAT, turns=1, prompt_tokens=4, output_tokens=2)
 SESSIONS = msgspec.structs.replace(
     CHAT, turns=3, prompt_tokens=40, output_tokens=2, shared_share=0.0
@@ -66,7 +67,7 @@ def run(
     **asker_facts: Any,
 ) -> tuple[Driver, FakeAsker]:
     async def main() -> tuple[Driver, FakeAsker]:
-        wording = Wording(tuple("abcdefgh"))
+        wording = Wording(WORDS)
         asker = FakeAsker(wording, fault_of)
         for name, value in asker_facts.items():
             setattr(asker, name, value)
@@ -112,7 +113,7 @@ def test_requests_are_sent_at_times_of_their_own() -> None:
     traffic = Traffic(profile=QUESTIONS, arrivals=arrivals, num_requests=30)
     driver, _ = run(traffic)
     due = sorted(one.due_ns for one in driver.outcomes)
-    expected = [spec.arrived_ns for spec in source_of(traffic, Wording("abcdefgh")).arrivals()]
+    expected = [spec.arrived_ns for spec in source_of(traffic, Wording(WORDS)).arrivals()]
     assert due == expected
 
 
@@ -149,7 +150,7 @@ def test_nothing_is_sent_after_the_time(concurrency: int) -> None:
 
 
 def test_stopping_leaves_what_is_under_way() -> None:
-    traffic = Traffic(profile=QUESTIONS, concurrency=4, num_requests=1_000_000, think_s=0.0)
+    traffic = Traffic(profile=QUESTIONS, concurrency=4, num_requests=1000, think_s=0.0)
 
     def on_end(driver: Driver, asker: FakeAsker) -> None:
         if len(driver.outcomes) == 10:

@@ -89,7 +89,12 @@ def test_what_is_too_long_is_left_out_and_names_are_numbered_anew() -> None:
 def test_more_texts_than_words_can_tell_apart() -> None:
     trace = tuple(request(float(n), 9, n) for n in range(9))
     with pytest.raises(ConfigError, match="18 different texts, of which 4 words tell 16 apart"):
-        source_of(Traffic(profile=CHAT, trace=trace), Wording(("a", "b", "c", "d")))
+        source_of(Traffic(profile=CHAT, trace=trace), Wording("abcd"))
+    with pytest.raises(ConfigError, match="17 different texts"):
+        source_of(Traffic(profile=CHAT, num_requests=16), Wording("abcd"))
+    endless = Traffic(profile=CHAT, num_requests=10**6, duration_s=9.0)
+    numbers = {spec.prompt_tokens[:2] for spec in source_of(endless, Wording("abcd")).arrivals()}
+    assert all(max(digits) < 4 for digits in numbers)
 
 
 def test_lengths_scale_together() -> None:
