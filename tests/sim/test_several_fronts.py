@@ -6,8 +6,9 @@ from random import Random
 
 import pytest
 
+from headrace.cluster.wire import load_of
 from headrace.core.base.worker import Role
-from headrace.core.router.events import WorkersStarting
+from headrace.core.router.events import WorkersStarting, WorkerStats
 from headrace.core.router.index import NUM_SHARDS
 from sim.test_lost_workers import SPLIT, check_readers, requests
 from support.cluster_world import ClusterWorld
@@ -119,4 +120,28 @@ def test_who_comes_again_finds_what_is_cached() -> None:
     assert decision.chosen.num_hit_blocks == (len(stem.prompt_tokens) - 1) // 16
     assert decision.chosen.name == home.name
     assert late.router.stats().num_resyncs == 0
+    world.run()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_one_front_end_has_booked_the_other_hears_of_the_worker(seed: int) -> None:
+    world = ClusterWorld(seed, num_blocks=200, num_fronts=2, roles=MIXED[:1], policy="kv")
+    ours, theirs = world.fronts
+    for seqs in requests(0):
+        world.submit(seqs, theirs)
+    (busy,) = world.workers
+    while busy.core.stats().num_waiting + busy.core.stats().num_running < 8:
+        world.advance()
+    world.add_worker(Role.MIXED)
+    for line in busy.lines:
+        load = load_of(busy.core.stats())
+        num_received = 0 if line.front is ours else None
+        world.handle(WorkerStats(line.worker_id, load, num_received), line.front)
+    world.submit(requests(1)[0], ours)
+    decision = ours.core.decision("r0")
+    assert decision is not None
+    assert decision.chosen.name == "w1"
+    (other,) = decision.candidates[1:]
+    assert (other.name, decision.num_tied) == ("w0", 1)
+    assert other.total_ms > decision.chosen.total_ms
     world.run()

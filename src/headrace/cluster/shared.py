@@ -84,6 +84,9 @@ class Worker:
 
     def _join(self, asked: Configure, session: Session) -> None:
         """With all that is cached, after which no change is left out."""
+        if self._engine.failure is not None:
+            _tell(session, Failed(self._engine.failure))
+            return
         booted = self._booted
         shared = {section: getattr(booted.config, section) for section in SHARED_SECTIONS}
         ready = Ready(
