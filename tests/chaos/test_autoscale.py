@@ -32,7 +32,8 @@ from headrace.core.base.events import CallAt
 from headrace.core.base.types import NS_PER_MS, Ns, WorkerId
 from headrace.core.base.worker import Role
 from headrace.core.config.autoscaler import AutoscalerConfig
-from headrace.core.config.schema import ClusterConfig, Config, SchedulerConfig
+from headrace.core.config.cluster import ClusterConfig
+from headrace.core.config.schema import Config, SchedulerConfig
 from headrace.live.generate import GenerateRequest
 from headrace.live.port import PoolStatus
 from support.http_server import running_server

@@ -16,7 +16,8 @@ import pytest
 from chaos.test_workers import answers, pids, requests, tiny_config, undisturbed, wait_until
 from headrace.cluster.boot import BootedCluster, boot_cluster
 from headrace.core.base.types import NS_PER_S, Ns
-from headrace.core.config.schema import ClusterConfig, Config
+from headrace.core.config.cluster import ClusterConfig
+from headrace.core.config.schema import Config
 from support.http_server import running_server
 from support.remote_worker import SECRET, free_ports, remote_worker
 

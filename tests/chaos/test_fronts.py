@@ -13,7 +13,8 @@ import pytest
 
 from chaos.test_workers import answers, requests, tiny_config, undisturbed, wait_until
 from headrace.cluster.boot import BootedCluster, boot_cluster
-from headrace.core.config.schema import ClusterConfig, Config
+from headrace.core.config.cluster import ClusterConfig
+from headrace.core.config.schema import Config
 from support.front_process import front_process
 from support.remote_worker import SECRET, free_ports, remote_worker
 

@@ -15,7 +15,8 @@ import pytest
 
 from chaos.test_workers import Answer, answers, requests, tiny_config, undisturbed, wait_until
 from headrace.cluster.boot import BootedCluster, boot_cluster
-from headrace.core.config.schema import ClusterConfig, Config
+from headrace.core.config.cluster import ClusterConfig
+from headrace.core.config.schema import Config
 from headrace.live.generate import GenerateRequest
 
 pytest.importorskip("headrace.ops.native._native")

@@ -21,7 +21,8 @@ from chaos.test_workers import (
     wait_until,
 )
 from headrace.cluster.boot import BootedCluster, boot_cluster
-from headrace.core.config.schema import ClusterConfig, Config, ServerConfig
+from headrace.core.config.cluster import ClusterConfig
+from headrace.core.config.schema import Config, ServerConfig
 from headrace.live.generate import GenerateRequest
 
 pytest.importorskip("headrace.ops.native._native")

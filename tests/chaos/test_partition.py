@@ -44,7 +44,7 @@ from dataclasses import replace
 from pathlib import Path
 from chaos.test_workers import answers, requests, tiny_config
 from headrace.cluster.boot import boot_cluster
-from headrace.core.config.schema import ClusterConfig
+from headrace.core.config.cluster import ClusterConfig
 
 folder, host = Path(sys.argv[1]), sys.argv[2]
 secret = folder / "secret"

@@ -11,7 +11,8 @@ import pytest
 
 from chaos.test_workers import answers, requests, tiny_config, undisturbed, wait_until
 from headrace.cluster.boot import BootedCluster, boot_cluster
-from headrace.core.config.schema import ClusterConfig, Config
+from headrace.core.config.cluster import ClusterConfig
+from headrace.core.config.schema import Config
 from support.remote_worker import SECRET, free_ports, remote_worker
 
 pytest.importorskip("headrace.ops.native._native")
@@ -57,6 +58,38 @@ def test_workers_come_and_go_and_no_byte_differs(config: Config, port: int) -> N
         stack.enter_context(remote_worker(port, name="third", role="decode"))
         wait_until(lambda: len(names(cluster)) == 2)
         assert answers(cluster.text_engine, asked) == wanted
+
+
+def test_a_worker_that_is_told_to_end_does_what_it_has_first(config: Config, port: int) -> None:
+    asked = requests(6)
+    wanted = undisturbed(config, asked)
+    with remote_worker(port, name="first") as first, remote_worker(port, name="second") as second:
+        cluster = boot_cluster(config)
+        try:
+            wait_until(lambda: len(names(cluster)) == 2)
+            assert answers(cluster.text_engine, asked, strike=first.terminate) == wanted
+            assert first.wait(30) == 0
+            assert cluster.engine.stats().num_migrations == 0
+            assert len(names(cluster)) == 1
+            cluster.engine.check()
+        finally:
+            cluster.close()
+        assert second.poll() is None
+
+
+def test_a_worker_has_only_so_much_time_to_end(config: Config, port: int) -> None:
+    asked = requests(6)
+    wanted = undisturbed(config, asked)
+    with remote_worker(port, name="hasty", drain_timeout_s=0) as hasty, remote_worker(port):
+        cluster = boot_cluster(config)
+        try:
+            wait_until(lambda: len(names(cluster)) == 2)
+            assert answers(cluster.text_engine, asked, strike=hasty.terminate) == wanted
+            assert hasty.wait(30) == 0
+            assert cluster.engine.stats().num_migrations > 0
+            cluster.engine.check()
+        finally:
+            cluster.close()
 
 
 def test_prompts_are_handed_on_between_workers_that_came(config: Config, port: int) -> None:

@@ -19,7 +19,7 @@ import pytest
 from chaos.test_workers import Answer, answer_of, tiny_config, wait_until
 from headrace.cluster.boot import BootedCluster, boot_cluster
 from headrace.core.base.sampling import SamplingParams
-from headrace.core.config.schema import ClusterConfig
+from headrace.core.config.cluster import ClusterConfig
 from headrace.live.boot import boot
 from headrace.live.generate import GenerateRequest
 from support.tiny_model import VOCAB

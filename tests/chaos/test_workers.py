@@ -14,14 +14,8 @@ import pytest
 from headrace.cluster.boot import BootedCluster, boot_cluster
 from headrace.core.base.request import FinishReason
 from headrace.core.base.sampling import SamplingParams
-from headrace.core.config.schema import (
-    ClusterConfig,
-    Config,
-    DeviceConfig,
-    KvConfig,
-    ModelConfig,
-    RouterConfig,
-)
+from headrace.core.config.cluster import ClusterConfig
+from headrace.core.config.schema import Config, DeviceConfig, KvConfig, ModelConfig, RouterConfig
 from headrace.live.boot import boot
 from headrace.live.choice import ChoiceDelta
 from headrace.live.generate import GenerateRequest, TextEngine

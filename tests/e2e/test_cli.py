@@ -135,8 +135,29 @@ def test_a_signal_while_loading_ends_at_once(model: Path, backend: str) -> None:
         process.kill()
         process.communicate()
     assert "Traceback" not in err
-    # Before the server has taken over signals, SIGTERM ends a process as it ends any.
-    assert process.returncode in (0, -signal.SIGTERM)
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_worker_that_has_no_front_end_ends_at_once(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("sixteen letters!")
+    process = subprocess.Popen(
+        [*HEADRACE, "worker", "--connect", "127.0.0.1:1", "--secret-file", str(secret)],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stderr is not None
+        assert "no front end at 127.0.0.1 port 1" in process.stderr.readline()
+        process.send_signal(number)
+        _, err = process.communicate(timeout=30)
+    finally:
+        process.kill()
+        process.communicate()
+    assert (process.returncode, err) == (0, "")
 
 
 def wait_for_a_listener(pid: int) -> None:

@@ -148,6 +148,11 @@ def test_the_door_opens_when_the_model_is_there(booted: FakeBooted) -> None:
         assert b" 200 " in until(sock, b"}")
         post(sock)
         assert b"still loading" in until(sock, b"}}")
+        server.service.waits_for = "2 workers"
+        get(sock, "/ready")
+        assert b'{"status":"loading","detail":"waiting for 2 workers"}' in until(sock, b"}")
+        post(sock)
+        assert b"waiting for 2 workers" in until(sock, b"}}")
         server.attach()
         get(sock, "/ready")
         assert b'"open"' in until(sock, b"}")

@@ -9,7 +9,8 @@ import pytest
 from headrace.bench.routing import Traffic, cluster_of, report
 from headrace.core.base.types import NS_PER_S, Ns, SeqId
 from headrace.core.base.worker import Role
-from headrace.core.config.schema import ClusterConfig, RouterConfig
+from headrace.core.config.cluster import ClusterConfig
+from headrace.core.config.schema import RouterConfig
 from headrace.core.cost.fitted import FittedCostModel, Link
 from headrace.sim.cluster import Cluster, random_deaths, simulate_cluster
 from headrace.sim.cluster_worker import MessageFaults

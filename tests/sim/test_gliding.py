@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from headrace.core.base.types import Ns
-from headrace.core.config.schema import ClusterConfig, SchedulerConfig
+from headrace.core.config.cluster import ClusterConfig
+from headrace.core.config.schema import SchedulerConfig
 from headrace.core.cost.fitted import FittedCostModel
 from headrace.core.router.events import WorkerKv, WorkerStats
 from headrace.core.router.front import Forward, FrontEffect, FrontEvent

@@ -20,7 +20,8 @@ from headrace.core.base.plan import WorkerSpec
 from headrace.core.base.request import SeqSpec
 from headrace.core.base.types import NS_PER_S, Ns, SeqId, WorkerId
 from headrace.core.base.worker import Role
-from headrace.core.config.schema import ClusterConfig, RouterConfig, SchedulerConfig, WorkerConfig
+from headrace.core.config.cluster import ClusterConfig
+from headrace.core.config.schema import RouterConfig, SchedulerConfig, WorkerConfig
 from headrace.core.cost.fitted import FittedCostModel
 from headrace.core.router.core import RouterCore
 from headrace.core.router.events import Resync, WorkerDown, WorkerUp

@@ -15,7 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from chaos.test_workers import answers, requests, tiny_config
 from headrace.cluster.boot import boot_cluster
-from headrace.core.config.schema import ClusterConfig, RouterConfig
+from headrace.core.config.cluster import ClusterConfig
+from headrace.core.config.schema import RouterConfig
 
 folder, port, num_workers, handoff = Path(sys.argv[1]), *sys.argv[2:]
 cluster = ClusterConfig(

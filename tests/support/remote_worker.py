@@ -10,20 +10,28 @@ SECRET = "sixteen letters!"
 # `serve_fronts` is what `headrace worker` runs; what stands before it may spoil something.
 _SCRIPT = """
 import sys
-from headrace.cluster.remote import serve_fronts
+from headrace.cluster.remote import Leaving, serve_fronts
 from headrace.core.base.worker import Role
-secret, role, name, *ports = sys.argv[1:]
+secret, role, name, drain_timeout_s, *ports = sys.argv[1:]
 fronts = [("127.0.0.1", int(port)) for port in ports]
-serve_fronts(fronts, secret.encode(), role=Role(role), name=name)
+leaving = Leaving(float(drain_timeout_s))
+leaving.take_signals()
+serve_fronts(fronts, secret.encode(), role=Role(role), name=name, leaving=leaving)
 """
 
 
 @contextmanager
 def remote_worker(
-    *ports: int, role: str = "mixed", name: str = "box", secret: str = SECRET, before: str = ""
+    *ports: int,
+    role: str = "mixed",
+    name: str = "box",
+    secret: str = SECRET,
+    before: str = "",
+    drain_timeout_s: float = 30,
 ) -> Iterator["subprocess.Popen[str]"]:
     """For the front ends at these ports; `before` is run in its process first."""
-    words = [sys.executable, "-c", before + _SCRIPT, secret, role, name, *map(str, ports)]
+    script = [sys.executable, "-c", before + _SCRIPT]
+    words = [*script, secret, role, name, str(drain_timeout_s), *map(str, ports)]
     with subprocess.Popen(words, text=True, stderr=subprocess.PIPE) as process:
         try:
             yield process

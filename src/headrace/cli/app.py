@@ -100,14 +100,24 @@ def worker(
             name="--name", metavar="NAME", help="for people; this machine's", show_default=False
         ),
     ] = "",
+    drain_timeout_s: Annotated[
+        float,
+        Parameter(
+            name="--drain-timeout-s",
+            metavar="SECONDS",
+            help="after SIGTERM, how long answers may go on here before they do elsewhere",
+        ),
+    ] = 30.0,
 ) -> int:
     """Work for a front end on another machine, which says what model it serves, or for several.
 
-    It comes again when a front end is lost, until it is stopped.
+    It comes again when a front end is lost, until it is stopped. After SIGTERM or Ctrl-C it takes
+    nothing new, and ends when all that it has begun is done; a second signal ends it at once.
     """
     from headrace.cli.worker import worker as command
 
-    command(connect, secret_file, role=role, name=name)
+    command(connect, secret_file, role=role, name=name, drain_timeout_s=drain_timeout_s)
+    return 0
 
 
 @app.command

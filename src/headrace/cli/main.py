@@ -5,6 +5,7 @@
 
 import os
 import re
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -13,6 +14,7 @@ from headrace import __version__
 # The extension lacks a name, or takes other arguments.
 _OTHER_BUILD = re.compile(r"\b_native\b|incompatible function arguments")
 FAILED, WRONG_USE, INTERRUPTED = 1, 2, 130
+LONG_RUNNING = ("serve", "worker")  # commands that run until they are told to end
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -22,6 +24,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if tokens == ["--version"]:
         print(f"headrace {__version__}")
         return 0
+    if arguments is None and tokens and tokens[0] in LONG_RUNNING:
+        _end_on_signals()
     is_debug = os.environ.get("HEADRACE_DEBUG", "") not in ("", "0")
     if "--debug" in tokens:
         tokens.remove("--debug")
@@ -42,6 +46,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
             traceback.print_exc()
         return _report(error)
+
+
+def _end_on_signals() -> None:
+    """Until the command itself knows what to do with a signal, whoever is told to end just ends."""
+
+    def end(*_: object) -> None:
+        raise SystemExit(0)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, end)
 
 
 def _report(error: Exception) -> int:

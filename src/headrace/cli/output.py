@@ -20,7 +20,11 @@ from headrace.core.config.units import format_bytes
 PLAIN_WIDTH = 250  # columns of what is no terminal: programs read lines, and nobody wraps them
 HELP_WIDTH = 100
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-STAGES = {"fetch": "fetching the model", "load": "loading the model"}
+STAGES = {
+    "fetch": "fetching the model",
+    "load": "loading the model",
+    "wait": "waiting for workers",
+}
 
 Progress = Callable[[str, int, int], None]
 """Called with (stage, bytes done, bytes in all)."""

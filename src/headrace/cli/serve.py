@@ -17,7 +17,7 @@ from headrace.cli.output import (
 )
 from headrace.cli.report import curl_line, drain_line, serve_facts, serve_figures
 from headrace.cli.settings import load_settings
-from headrace.cluster.boot import BootedCluster, boot_cluster
+from headrace.cluster.boot import WAIT, BootedCluster, boot_cluster
 from headrace.live.boot import Booted, boot
 from headrace.live.traffic import TrafficRecorder
 from headrace.server.app import create_app
@@ -62,7 +62,7 @@ def serve(model: str | None, flags: Any, *, as_json: bool) -> int:
 
     if not is_alone:
         _restart_on_hang_up(booted)
-    if config.cluster.listen and not config.cluster.num_workers:
+    if config.cluster.listen and not (config.cluster.num_workers or config.cluster.on):
         report_note(f"waiting for workers: headrace worker --connect {config.cluster.listen} ...")
     with ExitStack() as ends, suppress(_Stopped):
         ends.callback(lambda: [one.close() for one in booted])
@@ -96,6 +96,13 @@ def _unless_stopped(report: Progress, service: Service) -> Progress:
     def checked(stage: str, done: int, total: int) -> None:
         if service.door is Door.DRAINING:
             raise _Stopped
+        service.waits_for = _awaited(done, total) if stage == WAIT else ""
         report(stage, done, total)
 
     return checked
+
+
+def _awaited(num_there: int, num_wanted: int) -> str:
+    """Of workers, in words. Who waits for any that may come wants one."""
+    num_missing = max(1, num_wanted - num_there)
+    return "1 worker" if num_missing == 1 else f"{num_missing} workers"

@@ -1,23 +1,24 @@
-"""From a configuration to a cluster on this machine that answers.
+"""From a configuration to a cluster that answers.
 
 The front end has the text and the workers have the weights.
 """
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
-from headrace.adapters.handshake import read_secret
 from headrace.cluster.autoscale import make_scaler
-from headrace.cluster.door import Door
 from headrace.cluster.fleet import Fleet, Slot
 from headrace.cluster.front import ClusterEngine
-from headrace.cluster.process import LocalProcess, WorkerProcess
-from headrace.cluster.remote import address_of
+from headrace.cluster.placement.port import Placer
+from headrace.cluster.site import Site, open_site
 from headrace.cluster.wire import Configure, Ready
 from headrace.core.base.errors import ConfigError
+from headrace.core.config.cluster import ClusterConfig
 from headrace.core.config.ledger import ByteLedger, KvPlan
-from headrace.core.config.schema import ClusterConfig, Config, RouterConfig
+from headrace.core.config.schema import Config, RouterConfig
 from headrace.core.router.core import RouterCore
 from headrace.core.workload.recording import Begin
 from headrace.live.boot import Progress, identity_of, model_facts, template_path
@@ -26,9 +27,9 @@ from headrace.live.traffic import Facts
 from headrace.models.hub import resolve_model
 from headrace.models.load import LoadedText, ModelDescription, load_text
 from headrace.models.text.template import ChatTemplate
-from headrace.server.run import bind
 
 PROGRESS_S = 0.1
+WAIT = "wait"  # the stage before "load": workers have to come
 KV_LINK = "memory"  # between workers of one machine, as cost models call it
 
 
@@ -40,6 +41,8 @@ class BootedCluster:
     text: LoadedText
     engine: ClusterEngine
     text_engine: TextEngine
+    close: Callable[[], None]
+    """End what runs and all processes. Idempotent."""
 
     @property
     def name(self) -> str:
@@ -89,64 +92,70 @@ class BootedCluster:
             look=self.engine.pool_facts,
         )
 
-    def close(self) -> None:
-        """End what runs and all processes. Idempotent."""
-        self.engine.close()
-        self.text.close()
-
 
 def boot_cluster(
-    config: Config,
-    *,
-    on_progress: Progress | None = None,
-    launch: Callable[[], WorkerProcess] = LocalProcess,
+    config: Config, *, on_progress: Progress | None = None, placer: Placer | None = None
 ) -> BootedCluster:
-    """Start the workers of `config.cluster`, which share this machine, and wait until all are
-    ready. Raises ConfigError.
+    """Start the workers of `config.cluster` and wait until all are ready. `placer` stands for the
+    cluster that they are to run on. Raises ConfigError.
     """
-    if config.autoscaler.enabled and not config.cluster.num_workers:
+    if (config.autoscaler.enabled or config.cluster.on) and not config.cluster.num_workers:
         config = replace(config, cluster=replace(config.cluster, workers=1))
-    cluster = config.cluster
-    _check(cluster, is_scaled=config.autoscaler.enabled)
-    slo = config.telemetry.slo
+    _check(config.cluster, is_scaled=config.autoscaler.enabled)
     report = on_progress or (lambda stage, done, total: None)
-    door = _open_door(cluster)
-    path = resolve_model(config.model.path, partial(report, "fetch"))
-    # Another machine may have the model elsewhere, if it has the same name for it.
-    remote, config = config, replace(config, model=replace(config.model, path=str(path)))
-    progress = [("load", 0, 0)]  # the last of it; the engine's thread tells, this one reports
-    engine = ClusterEngine(
+    with ExitStack() as stack:
+        site = open_site(config, placer)
+        stack.callback(site.close)
+        path = resolve_model(config.model.path, partial(report, "fetch"))
+        progress = [("load", 0, 0)]  # the last of it; the engine's thread tells, this one reports
+        engine = _engine(config, site, path, lambda *news: progress.__setitem__(0, news))
+        stack.callback(engine.close)
+        # While the workers load, in processes of their own.
+        text = load_text(path, chat_template=template_path(config.model))
+        stack.callback(text.close)
+        while (ready := engine.wait_ready(PROGRESS_S)) is None:
+            report(*_stage(engine, progress[0]))
+        spec = ready[0].spec
+        text_engine = TextEngine(
+            engine, text.tokenizer, max_model_len=spec.max_model_len, vocab_size=spec.vocab_size
+        )
+        return BootedCluster(
+            ready=ready,
+            text=text,
+            engine=engine,
+            text_engine=text_engine,
+            close=stack.pop_all().close,
+        )
+
+
+def _engine(config: Config, site: Site, path: Path, on_progress: Progress) -> ClusterEngine:
+    here = replace(config, model=replace(config.model, path=str(path)))
+
+    def configure(slot: Slot) -> Configure:
+        # Another machine may have the model elsewhere, if it has the same name for it.
+        is_elsewhere = slot.is_remote or bool(config.cluster.on)
+        return _configure(config if is_elsewhere else here, slot)
+
+    slo = config.telemetry.slo
+    return ClusterEngine(
         config.cluster,
-        Fleet(
-            config.cluster,
-            lambda slot: _configure(remote if slot.is_remote else config, slot),
-            launch,
-        ),
+        Fleet(config.cluster, configure, site.launch, start_timeout_s=site.start_timeout_s),
         RouterCore(_router(config)),
-        door=door,
-        on_progress=lambda *news: progress.__setitem__(0, news),
+        door=site.door,
+        on_progress=on_progress,
         drain_timeout_s=config.server.drain_timeout_s,
         scaler=make_scaler(config.autoscaler, slo) if config.autoscaler.enabled else None,
         slo=slo,
     )
-    try:
-        # While the workers load, in processes of their own.
-        text = load_text(path, chat_template=template_path(config.model))
-    except BaseException:
-        engine.close()
-        raise
-    try:
-        while (ready := engine.wait_ready(PROGRESS_S)) is None:
-            report(*progress[0])
-    except BaseException:
-        text.close()
-        engine.close()
-        raise
-    spec = ready[0].spec
-    text_engine = TextEngine(
-        engine, text.tokenizer, max_model_len=spec.max_model_len, vocab_size=spec.vocab_size
-    )
-    return BootedCluster(ready=ready, text=text, engine=engine, text_engine=text_engine)
+
+
+def _stage(engine: ClusterEngine, progress: tuple[str, int, int]) -> tuple[str, int, int]:
+    """What is waited for: workers that have not come, or those that load."""
+    workers = engine.workers()
+    num_there = sum(worker.has_come for worker in workers)
+    if num_there < max(1, len(workers)):
+        return WAIT, num_there, len(workers)
+    return progress
 
 
 def _router(config: Config) -> RouterConfig:
@@ -161,7 +170,7 @@ def _check(cluster: ClusterConfig, *, is_scaled: bool) -> None:
         )
     if not is_scaled:
         return
-    if cluster.listen:
+    if cluster.listen and not cluster.on:
         raise ConfigError(
             "workers that come by themselves cannot be scaled",
             hint="leave out --autoscale, or --listen",
@@ -174,15 +183,8 @@ def _check(cluster: ClusterConfig, *, is_scaled: bool) -> None:
         )
 
 
-def _open_door(cluster: ClusterConfig) -> Door | None:
-    if not cluster.listen:
-        return None
-    secret = read_secret(cluster.secret_file)
-    return Door(bind(*address_of(cluster.listen)), secret)
-
-
 def _most_workers(config: Config) -> int:
-    """Of this machine, at once: each has as much of it as if all were there."""
+    """That share a machine, at once: each has as much of it as if all were there."""
     if config.autoscaler.enabled:
         return max(config.cluster.num_workers, config.autoscaler.max_replicas)
     return config.cluster.num_workers

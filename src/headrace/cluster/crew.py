@@ -120,8 +120,13 @@ class Crew:
     def _meet(self, guest: Guest) -> None:
         assert self._door is not None
         worker = self._door.listen(guest)
-        if worker is not None:
-            slot = self.fleet.add_remote(self._now, *worker)
+        if worker is None:
+            return
+        slot = self.fleet.let_in(self._now, *worker)
+        if slot is None:
+            _log.warning("a worker has come for whom nobody waits")
+            worker[0].close()
+        else:
             _log.info("worker %s has come", slot.name)
 
     def settle(self, *, is_starting: bool) -> None:
@@ -189,12 +194,15 @@ class Crew:
                 self._send(slot, wire.Audit(audit_id))
         self._end_audit(audit_id, "")
 
-    def leave(self, slot: Slot, *, back_as: Role | None = None) -> None:
+    def leave(
+        self, slot: Slot, *, back_as: Role | None = None, within_ns: Ns | None = None
+    ) -> None:
         """Nothing goes there any more. When nothing is in flight there its process ends, and
         another one begins in the role that is given; what then still is, goes on elsewhere.
         """
         _log.info("worker %s is drained", slot.name)
-        self.fleet.leave(slot, Ns(self._now + self._drain_ns), back_as)
+        drain_ns = self._drain_ns if within_ns is None else min(self._drain_ns, within_ns)
+        self.fleet.leave(slot, Ns(self._now + drain_ns), back_as)
         if slot.worker_id is not None:
             self._handle(WorkerDrain(slot.worker_id))
 
@@ -237,6 +245,11 @@ class Crew:
                 if fault and audit_id in self._audits:
                     self._audits[audit_id].faults.append(f"{slot.name}: {fault}")
                 self._end_audit(audit_id, slot.name)
+            case wire.Leave(within_s):
+                if slot.leaving is None:
+                    # One that this front end has sent for is sent for again.
+                    back_as = None if slot.is_remote else slot.role
+                    self.leave(slot, back_as=back_as, within_ns=Ns(round(within_s * NS_PER_S)))
             case wire.Hello():
                 raise TransferError("a worker says hello once")
             case _ if slot.worker_id is None:

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Final
 
-from headrace.cluster.process import WorkerProcess
+from headrace.cluster.placement.process import Awaited
+from headrace.cluster.process import RemoteProcess, WorkerProcess
 from headrace.cluster.wire import Configure, Hello, Ready
 from headrace.core.base.types import NS_PER_S, Ns, WorkerId
 from headrace.core.base.worker import Role
-from headrace.core.config.schema import ClusterConfig
+from headrace.core.config.cluster import ClusterConfig
 from headrace.core.cost.fitted import FittedCostModel
 from headrace.core.engine.stats import EngineStats
 from headrace.core.workload.recording import PoolFacts
@@ -73,19 +74,26 @@ class Slot:
     def is_ready(self) -> bool:
         return self.worker_id is not None
 
+    @property
+    def has_come(self) -> bool:
+        return self.process is not None and not isinstance(self.process, Awaited)
+
 
 class Fleet:
-    """`launch` starts a process, `configure` says what it is told first. All times are of one
-    monotonic clock.
+    """`launch` starts a process, `configure` says what it is told first; `start_timeout_s` is the
+    time to its first word. All times are of one monotonic clock.
     """
 
     def __init__(
         self,
         config: ClusterConfig,
         configure: Callable[[Slot], Configure],
-        launch: Callable[[], WorkerProcess],
+        launch: Callable[[Slot], WorkerProcess],
+        *,
+        start_timeout_s: float = START_TIMEOUT_S,
     ) -> None:
         self._config = config
+        self._start_timeout_s = start_timeout_s
         self._configure = configure
         self._launch = launch
         self._slots: list[Slot] = []
@@ -133,8 +141,21 @@ class Fleet:
         self._slots.append(slot)
         return slot
 
+    def let_in(self, now: Ns, process: RemoteProcess, hello: Hello) -> Slot | None:
+        """A worker that has come from elsewhere: one that was sent for, or one more. None where
+        whoever sent for it does not wait any more, or none may come by itself.
+        """
+        if not hello.ticket:
+            return None if self._config.on else self.add_remote(now, process, hello)
+        for slot in self._slots:
+            awaited = slot.process
+            if isinstance(awaited, Awaited) and awaited.ticket == hello.ticket:
+                slot.process = awaited.arrive(process)
+                return slot
+        return None
+
     def add_remote(self, now: Ns, process: WorkerProcess, hello: Hello) -> Slot:
-        """A worker that has come from elsewhere, and is told what to do."""
+        """A worker that has come by itself, and is told what to do."""
         slot = Slot(f"{hello.name}-{self._num_remote}", hello.role, is_remote=True)
         self._num_remote += 1
         self._slots.append(slot)
@@ -151,7 +172,7 @@ class Fleet:
         """Start those whose time has come, and say which. OSError where a process cannot be had."""
         due = [slot for slot in self._slots if slot.process is None and slot.restart_ns <= now]
         for slot in due:
-            self._begin(slot, now, self._launch())
+            self._begin(slot, now, self._launch(slot))
         return due
 
     def heard(
@@ -236,7 +257,7 @@ class Fleet:
         return min(times, default=None)
 
     def _silent_from(self, slot: Slot) -> Ns:
-        limit_s = self._config.silence_timeout_s if slot.has_spoken else START_TIMEOUT_S
+        limit_s = self._config.silence_timeout_s if slot.has_spoken else self._start_timeout_s
         return Ns(slot.heard_ns + round(limit_s * NS_PER_S))
 
     def pool_facts(self) -> tuple[PoolFacts, ...]:

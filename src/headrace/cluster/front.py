@@ -26,7 +26,7 @@ from headrace.core.base.errors import ConfigError, InvariantError
 from headrace.core.base.events import Arrive, CallAt, Cancel, EngineEffect
 from headrace.core.base.request import FinishReason, SeqSpec, Slo
 from headrace.core.base.types import NS_PER_S
-from headrace.core.config.schema import ClusterConfig
+from headrace.core.config.cluster import ClusterConfig
 from headrace.core.engine.stats import EngineStats
 from headrace.core.router.core import RouterCore
 from headrace.core.router.decision import Decision
@@ -118,6 +118,7 @@ class ClusterEngine(Intake[Restart]):
             return [
                 WorkerState(
                     slot.name,
+                    slot.has_come,
                     slot.is_ready,
                     slot.process.pid if slot.process is not None else None,
                     slot.num_starts,

@@ -2,21 +2,23 @@
 
     headrace worker --connect HOST:PORT --secret-file FILE
 
-Decides when to try again; what it serves is the front ends' choice.
+Decides when to try again, and when to leave; what it serves is the front ends' choice.
 """
 
 import logging
+import os
+import signal
 import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from queue import SimpleQueue
-from typing import Final, Never
+from typing import Final
 
 from headrace.adapters.handshake import GREETING_BYTES, greeting, stream_secret
 from headrace.cluster.shared import Occupied, SharedEngine
-from headrace.cluster.wire import Hello
+from headrace.cluster.wire import Hello, Leave
 from headrace.cluster.worker import Service
 from headrace.cluster.worker_line import WorkerLine
 from headrace.core.base.errors import ConfigError, TransferError
@@ -27,6 +29,7 @@ _log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S: Final = 10.0
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.5, 15.0  # between two attempts
+GRACE_S: Final = 5.0  # beyond the time that it leaves in
 DEAD_AFTER_MS: Final = 15_000  # of what is sent and not acknowledged, or silence on the wire
 
 
@@ -42,24 +45,103 @@ def address_of(text: str) -> tuple[str, int]:
 Address = tuple[str, int]
 
 
-def serve_fronts(fronts: Sequence[Address], secret: bytes, *, role: Role, name: str) -> Never:
-    """Serve whoever listens at these addresses, with one engine, for good. ConfigError where there
-    is no front end left that wants this worker, or that it could serve.
+class Leaving:
+    """What SIGTERM and SIGINT mean to a worker. While it serves, the first one asks front ends to
+    send nothing more, and to hang up when what runs here has ended, or `within_s` have passed.
+    Otherwise, and the second time, it ends at once, as if by sys.exit(0).
     """
+
+    def __init__(self, within_s: float) -> None:
+        self._within_s = within_s
+        self._lines: frozenset[WorkerLine] = frozenset()  # over which requests may come
+        self.has_begun = False
+
+    def take_signals(self) -> None:
+        """For good, in the main thread."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+
+    def begins(self, line: WorkerLine) -> None:
+        self._lines |= {line}
+
+    def ends(self, line: WorkerLine) -> None:
+        self._lines -= {line}
+
+    def _on_signal(self, *_: object) -> None:
+        lines = self._lines
+        if not lines or self.has_begun:
+            raise SystemExit(0)
+        self.has_begun = True
+        # In a thread, since whoever sends on a line may be what was interrupted.
+        threading.Thread(target=self._ask, args=(lines,), daemon=True).start()
+
+    def _ask(self, lines: frozenset[WorkerLine]) -> None:
+        _log.warning("leaving: what runs here has %g s to end", self._within_s)
+        for line in lines:
+            with suppress(OSError):
+                line.send(Leave(self._within_s))
+        time.sleep(self._within_s + GRACE_S)
+        os._exit(0)  # no front end keeps it for so long unless that is stuck
+
+
+def serve_fronts(
+    fronts: Sequence[Address],
+    secret: bytes,
+    *,
+    role: Role,
+    name: str,
+    leaving: Leaving | None = None,
+) -> None:
+    """Serve whoever listens at these addresses, with one engine, until it has left. ConfigError
+    where there is no front end left that wants this worker, or that it could serve.
+    """
+    leaving = leaving or Leaving(0.0)
     hello = Hello(name=name, role=role)
+    fault: ConfigError | None = None
     with closing(SharedEngine(AsWorker(secret=secret))) as engine:
-        faults: SimpleQueue[ConfigError] = SimpleQueue()
+        ends: SimpleQueue[ConfigError | None] = SimpleQueue()
         for front in fronts:
-            link = Link(front, secret, hello, engine, faults.put)
+            link = Link(front, secret, hello, engine, leaving, ends.put)
             threading.Thread(target=link.run, name=f"headrace-front-{front}", daemon=True).start()
         for _ in fronts:
-            fault = faults.get()
-            _log.warning("one front end less to work for: %s", fault.message)
-    raise fault
+            fault = ends.get() or fault
+            if fault is not None:
+                _log.warning("one front end less to work for: %s", fault.message)
+    if fault is not None and not leaving.has_begun:
+        raise fault
+
+
+def meet_front(
+    front: Address,
+    secret: bytes,
+    hello: Hello,
+    engine: SharedEngine,
+    leaving: Leaving,
+    on_configured: Callable[[], None],
+) -> None:
+    """Serve whoever listens there, once: as Service.run."""
+    with socket.create_connection(front, CONNECT_TIMEOUT_S) as stream:
+        line = _greet(stream, secret)
+        line.send(hello)
+        try:
+            Service(
+                engine,
+                line,
+                # Other machines reach this one where the front end does.
+                kv_host=stream.getsockname()[0],
+                # Whoever was sent for ends with its front end in any case.
+                is_leased=not hello.ticket,
+                on_configured=on_configured,
+                on_ready=lambda: leaving.begins(line),
+            ).run()
+        finally:
+            leaving.ends(line)
 
 
 class Link:
-    """The way to one front end, again and again. `give_up` hears why it does not try again."""
+    """The way to one front end, again and again. `end` hears why it does not try again; None =
+    it leaves.
+    """
 
     def __init__(
         self,
@@ -67,43 +149,40 @@ class Link:
         secret: bytes,
         hello: Hello,
         engine: SharedEngine,
-        give_up: Callable[[ConfigError], None],
+        leaving: Leaving,
+        end: Callable[[ConfigError | None], None],
     ) -> None:
         self._front = front
         self._secret = secret
         self._hello = hello
         self._engine = engine
-        self._give_up = give_up
+        self._leaving = leaving
+        self._end = end
         self._delay_s = FIRST_DELAY_S
         self._was_configured = False
 
     def run(self) -> None:
-        while True:
+        while not self._leaving.has_begun:
             self._was_configured = False
             why = ""
             try:
-                self._serve()
+                meet_front(
+                    self._front, self._secret, self._hello, self._engine, self._leaving, self._note
+                )
             except ConfigError as error:
-                self._give_up(error)
+                self._end(error)
                 return
             except Occupied as error:
                 why = error.message
             except (EOFError, OSError, TransferError) as error:
                 why = str(error)
+            if self._leaving.has_begun:
+                break
             why = why or ("it is gone" if self._was_configured else "it hung up: same secret?")
             _log.warning("no front end at %s port %d: %s", *self._front, why)
             time.sleep(self._delay_s)
             self._delay_s = min(2 * self._delay_s, LONGEST_DELAY_S)
-
-    def _serve(self) -> None:
-        with socket.create_connection(self._front, CONNECT_TIMEOUT_S) as stream:
-            line = _greet(stream, self._secret)
-            line.send(self._hello)
-            # Other machines reach this one where the front end does.
-            host = stream.getsockname()[0]
-            Service(
-                self._engine, line, kv_host=host, is_leased=True, on_configured=self._note
-            ).run()
+        self._end(None)
 
     def _note(self) -> None:
         self._was_configured, self._delay_s = True, FIRST_DELAY_S

@@ -77,7 +77,9 @@ class Audit(msgspec.Struct, frozen=True, tag=True):
 
 ToWorker: TypeAlias = (
     Configure | Submit | Cancel | EndLease | SendSnapshot | Renew | Audit | Dismiss
-)  # ---- from a worker
+)
+
+# ---- from a worker
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -86,6 +88,7 @@ class Hello(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     protocol: int = PROTOCOL
     name: Annotated[str, msgspec.Meta(pattern=WORKER_NAME)]  # of the machine, for people
     role: Role = Role.MIXED
+    ticket: str = ""  # of the life that the front end waits for; empty = it has not been sent for
 
 
 class Loading(msgspec.Struct, frozen=True, tag=True):
@@ -165,7 +168,17 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-FromWorker: TypeAlias = Hello | Loading | Ready | Unfit | Turn | Beat | Snapshot | Audited | Failed
+class Leave(msgspec.Struct, frozen=True, tag=True):
+    """The worker was told to end: it wants nothing new, and to be hung up on when what it has is
+    done, or has gone elsewhere after that time.
+    """
+
+    within_s: Annotated[float, msgspec.Meta(ge=0, le=1e5)]
+
+
+FromWorker: TypeAlias = (
+    Hello | Loading | Ready | Unfit | Turn | Beat | Snapshot | Audited | Failed | Leave
+)
 
 
 def load_of(stats: EngineStats) -> WorkerLoad:

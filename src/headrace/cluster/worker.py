@@ -34,8 +34,9 @@ PR_SET_PDEATHSIG = 1  # of prctl(2)
 class Service:
     """What a worker does for one front end, from its first word to its last.
 
-    `on_lost` hears of its end at once while the model loads, `on_configured` of its first word. A
-    front end is `leased` where it has to say something now and then.
+    `on_lost` hears of its end at once while the model loads, `on_configured` of its first word, and
+    `on_ready` when requests may come. A front end is `leased` where it has to say something now and
+    then.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Service:
         is_leased: bool = False,
         on_lost: Callable[[], None] = lambda: None,
         on_configured: Callable[[], None] = lambda: None,
+        on_ready: Callable[[], None] = lambda: None,
     ) -> None:
         self._engine = engine
         self._line = line
@@ -54,6 +56,7 @@ class Service:
         self._is_leased = is_leased
         self._on_lost = on_lost
         self._on_configured = on_configured
+        self._on_ready = on_ready
         self._lease_s: float | None = None  # None = however long it is silent
         self._member: Member | None = None
         self._is_over = threading.Event()
@@ -94,6 +97,7 @@ class Service:
     def _serve(self, asked: Configure, rest: list[ToWorker]) -> None:
         logging.basicConfig(level=asked.config.telemetry.log_level.upper())
         member = self._member = self._engine.enter(asked, self._line, self._kv_host)
+        self._on_ready()
         try:
             while True:
                 for message in rest:
@@ -119,7 +123,7 @@ class Service:
                 return
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """Also where this process is stopped, and cannot see that nobody is there any more. Linux only;
     elsewhere the end of the socket has to do.
     """
@@ -128,7 +132,7 @@ def _end_with_parent() -> None:
 
 
 def main() -> None:
-    _end_with_parent()
+    end_with_parent()
     # A terminal's Ctrl-C, or its end, reaches the whole group; the front end decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)

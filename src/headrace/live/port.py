@@ -26,6 +26,7 @@ class WorkerState:
     """A process behind an engine, as last heard."""
 
     name: str
+    has_come: bool  # its process is there; it may be loading
     is_ready: bool
     pid: int | None  # None while it has no process
     num_starts: int

@@ -149,7 +149,10 @@ def _ready(service: Service, request: Request) -> Response:
     """Whether a request may come now."""
     if service.door is Door.OPEN:
         return _json({"status": service.door})
-    response = _json({"status": service.door}, 503)
+    status: dict[str, str] = {"status": service.door}
+    if service.detail:
+        status["detail"] = service.detail
+    response = _json(status, 503)
     response.headers["retry-after"] = str(round(RETRY_AFTER_S))
     return response
 

@@ -89,6 +89,8 @@ class Service:
         self._recorder = recorder
         self.metrics = Metrics(telemetry)
         self._served: Served | None = None
+        # Workers, in words, while the model loads; empty = for none. Any thread may say so.
+        self.waits_for = ""
         self._is_draining = False
         self._deliveries: set[Delivery] = set()
         self._is_idle = asyncio.Event()
@@ -125,11 +127,17 @@ class Service:
             return Door.FAILED
         return Door.DRAINING if self._is_draining else Door.OPEN
 
+    @property
+    def detail(self) -> str:
+        """What the door's state does not tell; empty = nothing."""
+        is_waiting = self.door is Door.LOADING and self.waits_for
+        return f"waiting for {self.waits_for}" if is_waiting else ""
+
     def enter(self) -> Served:
         """The model, for a request that may come in; else OverloadError 503."""
         door = self.door
         if door is not Door.OPEN or self._served is None:
-            raise OverloadError(_CLOSED[door], retry_after_s=RETRY_AFTER_S)
+            raise OverloadError(self.detail or _CLOSED[door], retry_after_s=RETRY_AFTER_S)
         return self._served
 
     def model(self, name: str | None) -> Served:

@@ -11,7 +11,8 @@ import msgspec
 
 from headrace.core.base.request import Slo
 from headrace.core.base.worker import Role
-from headrace.core.config.schema import ClusterConfig, RouterConfig, SchedulerConfig
+from headrace.core.config.cluster import ClusterConfig
+from headrace.core.config.schema import RouterConfig, SchedulerConfig
 from headrace.core.cost.fitted import Link
 from headrace.core.telemetry import RequestRecord
 from headrace.core.workload.source import Source

@@ -19,7 +19,8 @@ from headrace.core.base.plan import StepPlan
 from headrace.core.base.request import FinishReason, SeqSpec, Slo
 from headrace.core.base.types import NS_PER_MS, NS_PER_S, Ns, SeqId, WorkerId
 from headrace.core.base.worker import Role
-from headrace.core.config.schema import ClusterConfig, RouterConfig
+from headrace.core.config.cluster import ClusterConfig
+from headrace.core.config.schema import RouterConfig
 from headrace.core.cost.calibration import Host
 from headrace.core.cost.fitted import Link
 from headrace.core.engine.stats import EngineStats

@@ -11,7 +11,8 @@ from headrace.core.base.errors import ConfigError
 from headrace.core.base.plan import WorkerSpec
 from headrace.core.base.request import Slo
 from headrace.core.base.worker import Role
-from headrace.core.config.schema import ClusterConfig, RouterConfig, SchedulerConfig, WorkerConfig
+from headrace.core.config.cluster import ClusterConfig
+from headrace.core.config.schema import RouterConfig, SchedulerConfig, WorkerConfig
 from headrace.core.cost.calibration import Calibration, Host, SeenShapes
 from headrace.core.cost.datasheet import DataSheetCostModel
 from headrace.core.cost.fitted import FittedCostModel, Link

@@ -12,7 +12,8 @@ from headrace.core.base.errors import ConfigError
 from headrace.core.base.request import Slo
 from headrace.core.base.types import NS_PER_S
 from headrace.core.base.worker import Role
-from headrace.core.config.schema import ClusterConfig, RouterConfig, SchedulerConfig
+from headrace.core.config.cluster import ClusterConfig
+from headrace.core.config.schema import RouterConfig, SchedulerConfig
 from headrace.core.cost.fitted import Link
 from headrace.core.telemetry.fold import merge_slo
 from headrace.core.workload.recording import PoolFacts, Recording

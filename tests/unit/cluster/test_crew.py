@@ -18,8 +18,9 @@ from headrace.cluster.wire import (
     Renew,
 )
 from headrace.core.base.types import NS_PER_S, Ns
+from headrace.core.config.cluster import ClusterConfig
 from headrace.core.config.ledger import ByteLedger, KvPlan
-from headrace.core.config.schema import ClusterConfig, Config
+from headrace.core.config.schema import Config
 from headrace.core.cost.fitted import FittedCostModel
 from headrace.core.router.events import WorkerUp
 from headrace.core.router.front import FrontEvent
@@ -52,7 +53,9 @@ class Rig:
         self.now_s = 100.0
         self.num_up = 0
         self.fleet = Fleet(
-            ClusterConfig(silence_timeout_s=4.0), lambda slot: Configure(config=Config()), Voice
+            ClusterConfig(silence_timeout_s=4.0),
+            lambda slot: Configure(config=Config()),
+            lambda slot: Voice(),
         )
         self.crew = Crew(
             self.fleet, None, self._hear, None,

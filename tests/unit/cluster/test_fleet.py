@@ -9,7 +9,8 @@ from headrace.cluster.process import WorkerProcess
 from headrace.cluster.wire import Configure, FromWorker, Ready, ToWorker
 from headrace.core.base.types import NS_PER_S, Ns, WorkerId
 from headrace.core.base.worker import Role
-from headrace.core.config.schema import ClusterConfig, Config
+from headrace.core.config.cluster import ClusterConfig
+from headrace.core.config.schema import Config
 
 NOW = Ns(NS_PER_S)
 READY = cast("Ready", None)
@@ -47,7 +48,7 @@ class FakeProcess:
 
 
 def fleet_of(**counts: Any) -> Fleet:
-    def launch() -> WorkerProcess:
+    def launch(slot: Slot) -> WorkerProcess:
         return FakeProcess()
 
     return Fleet(ClusterConfig(**counts), lambda slot: Configure(config=Config()), launch)

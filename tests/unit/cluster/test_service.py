@@ -27,7 +27,8 @@ from headrace.cluster.worker import LEASE_TIMEOUTS, Service
 from headrace.cluster.worker_line import WorkerLine
 from headrace.core.base.errors import ConfigError, TransferError
 from headrace.core.base.types import Ns
-from headrace.core.config.schema import ClusterConfig, Config, ModelConfig
+from headrace.core.config.cluster import ClusterConfig
+from headrace.core.config.schema import Config, ModelConfig
 from headrace.live.boot import AsWorker
 
 SECRET = b"sixteen letters!"

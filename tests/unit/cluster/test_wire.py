@@ -18,7 +18,8 @@ from headrace.core.base.errors import TransferError
 from headrace.core.base.request import SeqSpec
 from headrace.core.base.sampling import SamplingParams
 from headrace.core.base.types import Ns, SeqId
-from headrace.core.config.schema import ClusterConfig, Config
+from headrace.core.config.cluster import ClusterConfig
+from headrace.core.config.schema import Config
 
 
 def test_a_configuration_and_a_request_survive_the_way() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from headrace.core.base.errors import ConfigError
-from headrace.core.config.schema import ClusterConfig
+from headrace.core.config.cluster import ClusterConfig
 from headrace.models.files import read_text
 
 MAX_KEYS_BYTES = 1 << 20

@@ -7,6 +7,7 @@ config` and the error messages speak from one source.
 from dataclasses import dataclass
 
 from headrace.core.config.autoscaler import AutoscalerConfig
+from headrace.core.config.cluster import ClusterConfig as ClusterConfig
 from headrace.core.config.field import setting
 from headrace.core.config.telemetry import TelemetryConfig
 
@@ -151,83 +152,6 @@ class SchedulerConfig:
     max_preemptions: int = setting(
         2, "preemptions after which a sequence is protected", low=0, high=1000
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterConfig:
-    workers: int = setting(
-        0,
-        "worker processes that do all work; 0 or 1, with no others = the engine runs in the server",
-        low=0,
-        high=256,
-    )
-    prefill: int = setting(
-        0, "worker processes that compute prompts and hand their KV on", low=0, high=256
-    )
-    decode: int = setting(
-        0, "worker processes that decode what others have computed", low=0, high=256
-    )
-    handoff: str = setting(
-        "auto",
-        "prompts that go to a prefill worker; auto = where that is predicted to cost less",
-        choices=("auto", "always", "never"),
-    )
-    handoff_ms: float = setting(
-        5.0, "what a hand-off is taken to cost beside the copying", low=0, high=1e6
-    )
-
-    max_migrations: int = setting(
-        3, "workers that a request may lose before it ends with an error", low=0, high=100
-    )
-    silence_timeout_s: float = setting(
-        5.0, "silence after which a worker is taken for lost", low=1, high=3600
-    )
-    restart_delay_s: float = setting(
-        0.5,
-        "wait before a worker that lived less than 10 s starts again; doubled each time, to 64 x",
-        low=0,
-        high=3600,
-    )
-    listen: str = setting("", "HOST:PORT where workers of other machines come in; empty = none may")
-    secret_file: str = setting("", "file with the secret that all machines of a cluster share")
-    engines: tuple[str, ...] = setting(
-        (),
-        "OpenAI-compatible server to route to, as URL or NAME=URL, with `,kv-events=tcp://HOST:PORT`"
-        " where it publishes those; again for each further one",
-        flag="--engine",
-    )
-    engine_keys: str = setting(
-        "", "file with the API keys of engines, `NAME KEY` on each line; `*` names all others"
-    )
-    engine_tokenizer: str = setting(
-        "",
-        "folder or GGUF file with the engines' tokenizer, to find prompts among their KV events",
-    )
-    engine_poll_s: float = setting(
-        0.5, "time between two looks at an engine's health and load", low=0.01, high=3600
-    )
-    engine_first_byte_s: float = setting(
-        60.0,
-        "how long an engine may take to the first byte of an answer before another one is asked",
-        low=0.01,
-        high=1e6,
-    )
-    engine_prefill_tokens_per_s: float = setting(
-        10_000.0,
-        "how fast an engine is taken to compute a prompt, by which its queue is predicted",
-        low=1,
-        high=1e9,
-    )
-
-    @property
-    def num_workers(self) -> int:
-        """Processes that are started on this machine."""
-        return self.workers + self.prefill + self.decode
-
-    @property
-    def is_alone(self) -> bool:
-        """Whether one engine does everything, so that no other process is needed."""
-        return not (self.workers > 1 or self.prefill or self.decode or self.listen)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -380,7 +304,7 @@ class Config:
     device: DeviceConfig = DeviceConfig()
     kv: KvConfig = KvConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
-    cluster: ClusterConfig = ClusterConfig()
+    cluster: ClusterConfig = ClusterConfig()  # noqa: RUF009 - it is frozen
     server: ServerConfig = ServerConfig()
     router: RouterConfig = RouterConfig()
     autoscaler: AutoscalerConfig = AutoscalerConfig()  # noqa: RUF009 - it is frozen

@@ -27,7 +27,7 @@ from headrace.core.base.events import (
 from headrace.core.base.request import FinishReason, SeqSpec
 from headrace.core.base.types import NS_PER_MS, Ns, SeqId, WorkerId
 from headrace.core.base.worker import Role
-from headrace.core.config.schema import ClusterConfig
+from headrace.core.config.cluster import ClusterConfig
 from headrace.core.kv.names import BlockChain, root_name
 from headrace.core.router.core import RouterCore
 from headrace.core.router.decision import Decision

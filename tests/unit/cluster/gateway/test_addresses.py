@@ -6,7 +6,7 @@ import pytest
 
 from headrace.cluster.gateway.addresses import Address, engine_addresses
 from headrace.core.base.errors import ConfigError
-from headrace.core.config.schema import ClusterConfig
+from headrace.core.config.cluster import ClusterConfig
 
 
 def addresses(*engines: str, keys: Path | str = "") -> list[Address]:
