@@ -42,9 +42,9 @@ def shapes_of(num_workers: int) -> list[list[Shape]]:
     prompts that come while others decode.
     """
     lengths = (24, 48, 90, 150, 230, 330, 460, 640, 900, 1200)
-    alone = [[(0.0, length, 12)] for length in lengths for _ in range(2)]
+    alone = [[(0.0, length, 24)] for length in lengths for _ in range(2)]
     widths = [
-        [(0.0, 24, 20)] * (width * num_workers)
+        [(0.0, 24, 48)] * (width * num_workers)
         for width in (1, 2, 4, 8, 16)
         if width * num_workers > 1
     ]
