@@ -15,7 +15,7 @@ def test_two_workers_are_calibrated_and_simulated(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "two.json"
-    words = ["--serve=--workers 2 --kv-memory 64MiB", "--out", str(file)]
+    words = ["--serve=--workers 2 --kv-memory 256MiB", "--out", str(file)]
     assert run(["calibrate", *words]) == 0
     capsys.readouterr()
     found = read_calibration(file)
