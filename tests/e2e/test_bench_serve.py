@@ -112,6 +112,6 @@ def test_tables_and_notes(server: RunningServer, capsys: pytest.CaptureFixture[s
     line = ["bench", "serve", "--url", f"{server.url}/v1/", *CALM, "--length-scale", "0.01"]
     assert main([*line, "--search", "concurrency", "--trials", "1", "--requests", "8"]) == 0
     printed = capsys.readouterr()
-    assert "8 clients held with at least 90% good, more was not tried" in printed.out
+    assert "8 client(s) held with at least 90% good, more was not tried" in printed.out
     assert "TTFT since sent" in printed.out
     assert "warning: 8 answers are few" in printed.err

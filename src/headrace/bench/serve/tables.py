@@ -109,11 +109,11 @@ def latency_cells(row: Distribution) -> list[str]:
 
 
 def search_words(search: SearchReport) -> str:
-    unit = "clients" if search.of == CONCURRENCY else "requests/s"
+    unit = "client(s)" if search.of == CONCURRENCY else "requests/s"
     demand = f"at least {search.demanded_attainment:.0%} good"
     if search.held is None:
-        lowest = "" if search.failed is None else f": {search.failed:.3g} {unit} was too much"
-        return f"no load held with {demand}{lowest}"
+        lowest = "" if search.failed is None else f", not even {search.failed:.3g} {unit}"
+        return f"nothing held with {demand}{lowest}"
     end = "more was not tried" if search.failed is None else f"{search.failed:.4g} did not"
     return f"{search.held:.4g} {unit} held with {demand}, {end}"
 

@@ -35,6 +35,7 @@ class Server:
         self.bend = bend
         self.bodies: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
+        self.peers: set[tuple[str, int]] = set()
         self.room = 1_000
         self.num_open = 0
         self.has_models = True
@@ -50,6 +51,8 @@ class Server:
         number = len(self.bodies)
         self.bodies.append(body)
         self.headers.append(dict(request.headers))
+        assert request.transport is not None
+        self.peers.add(request.transport.get_extra_info("peername"))
         if self.num_open >= self.room:
             return web.json_response({"error": {"message": "no room"}}, status=503)
         self.num_open += 1
@@ -123,6 +126,17 @@ def test_a_run_against_a_server_that_behaves() -> None:
     assert {headers["Authorization"] for headers in server.headers} == {"Bearer secret"}
     assert [one.num_ended for one in progress] == list(range(1, 13))
     assert progress[-1].num_good == progress[-1].num_planned == 12
+
+
+@pytest.mark.parametrize(("is_reused", "num_connections"), [(True, 1), (False, 12)])
+def test_a_client_keeps_its_connection_or_has_a_new_one(
+    is_reused: bool, num_connections: int
+) -> None:
+    server = Server()
+    traffic = msgspec.structs.replace(BURST, is_burst=False, concurrency=1, think_s=0.0)
+    report = measured(server, traffic, reuses_connections=is_reused)
+    assert report.since_due.num_good == 12
+    assert len(server.peers) == num_connections
 
 
 def test_completions_without_usage() -> None:
