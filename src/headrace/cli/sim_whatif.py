@@ -79,15 +79,30 @@ def changes_of(flags: WhatIfFlags) -> Changes:
             low = 0.0 if setting.low is None else setting.low
             high = 1e12 if setting.high is None else setting.high
             check_range(f"--{name.replace('_', '-')}", value, low, high)
+    for name in ("kv_link_gb_s", "kv_host_gb_s", "kv_disk_gb_s"):
+        gb_s = getattr(flags, name)
+        check_range(f"--{name.replace('_', '-')}", 1.0 if gb_s is None else gb_s, 1e-6, 1e6)
     check_range("--kv-blocks", 1 if flags.kv_blocks is None else flags.kv_blocks, 1, 1 << 40)
-    link = 1.0 if flags.kv_link_gb_s is None else flags.kv_link_gb_s
-    check_range("--kv-link-gb-s", link, 1e-6, 1e6)
     check_range("--speed", flags.speed, 1e-6, 1e6)
     check_range("--seeds", flags.seeds, 1, 1000)
     check_range("--price", 0.0 if flags.price is None else flags.price, 0.0, 1e9)
     given = asdict(flags)
     given["max_running_seqs"] = given.pop("max_running")
+    given["kv_host_bytes"] = _size("--kv-host", flags.kv_host)
+    given["kv_disk_bytes"] = _size("--kv-disk", flags.kv_disk)
     return Changes(**{name: given[name] for name in Changes.__struct_fields__})
+
+
+def _size(flag: str, text: str | None) -> int | None:
+    """As settings have sizes. Raises ConfigError."""
+    if text is None:
+        return None
+    try:
+        size = SETTINGS["kv.memory_bytes"].parse(text)
+    except ValueError as error:
+        raise ConfigError(f"{flag} {error}") from error
+    assert isinstance(size, int)
+    return size
 
 
 def _runs(

@@ -36,6 +36,14 @@ class WhatIfFlags:
     handoff: Annotated[str | None, _flag(_WORKERS, "auto, always or never")] = None
     kv_blocks: Annotated[int | None, _flag(_WORKERS, "KV blocks of a worker")] = None
     kv_link_gb_s: Annotated[float | None, _flag(_WORKERS, "GB/s of a worker's link for KV")] = None
+    kv_host: Annotated[
+        str | None, _flag(_WORKERS, "size of a tier in the host's memory, of each worker, as 64GiB")
+    ] = None
+    kv_host_gb_s: Annotated[float | None, _flag(_WORKERS, "GB/s to it and from it")] = None
+    kv_disk: Annotated[
+        str | None, _flag(_WORKERS, "size of a tier on disk below that, as 200GiB")
+    ] = None
+    kv_disk_gb_s: Annotated[float | None, _flag(_WORKERS, "GB/s to it and from it")] = None
     max_running: Annotated[int | None, _flag(_WORKERS, "most sequences in a step")] = None
     step_tokens: Annotated[int | None, _flag(_WORKERS, "most tokens of a step")] = None
     itl_target_ms: Annotated[float | None, _flag(_WORKERS, "that the `itl` budget keeps")] = None

@@ -14,6 +14,7 @@ import msgspec
 
 from headrace.core.base.errors import InvariantError
 from headrace.core.base.events import (
+    TIERS,
     Admitted,
     Arrive,
     BlockRemoved,
@@ -54,6 +55,7 @@ from headrace.sim.engine import SimEngine, TokenTimes
 from headrace.sim.network import Network
 from headrace.sim.runtime import SimRuntime
 from headrace.sim.steps import ListedSteps, Written
+from headrace.sim.tiers import Tier, Tiers, WorkerTiers, num_leading
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +70,7 @@ class Pool:
     believed: FittedCostModel  # how long worker and router believe they take, before they learn
     kv_block_bytes: int = 0  # of a block on its way to another worker
     publishes_kv: bool = True
+    tiers: tuple[Tier, ...] = ()  # below the device's KV
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +163,11 @@ class SimWorker:
             cores=cores,
         )
         self._cached: dict[bytes, None] = {}  # what a snapshot holds, in the order of storing
+        self._tiers: WorkerTiers | None = None
+        if pool.tiers:
+            tiers = Tiers(pool.tiers, pool.kv_block_bytes)
+            kv = pool.config.kv
+            self._tiers = WorkerTiers(tiers, self._cached, pool.spec, pool.believed, kv)
         self._kv_no = 0
         self._has_faults = habits.faults.happen
         self._period_ns = Ns(round(habits.stats_period_ms * NS_PER_MS))
@@ -195,16 +203,17 @@ class SimWorker:
         )
 
     def num_leading_blocks(self, names: Sequence[bytes]) -> int:
-        """How many of these it has, up to the first that it has not."""
-        for index, name in enumerate(names):
-            if name not in self._cached:
-                return index
-        return len(names)
+        """How many of these its device has, up to the first that it has not."""
+        return num_leading(self._cached, names)
 
     # ---- what reaches it
 
     def receive(self, event: EngineEvent) -> None:
-        self._num_received += isinstance(event, Arrive)
+        if isinstance(event, Arrive):
+            self._num_received += 1
+            if self._tiers:
+                now = self._front.runtime.now
+                event = Arrive(tuple(self._tiers.offer(now, spec) for spec in event.seqs))
         self._handle(event)
 
     def close(self) -> None:
@@ -259,9 +268,19 @@ class SimWorker:
         if not (self._front.is_over and self._engine.core.is_idle):
             self._handle(timer)
 
-    # ---- KV of others
+    # ---- KV of others, and of lower tiers
+
+    def _load(self, copy: StartCopy) -> None:
+        assert self._tiers is not None
+        runtime = self._front.runtime
+        num_blocks, took_ns = self._tiers.load(runtime.now, copy.names)
+        num_bytes = num_blocks * self.pool.kv_block_bytes
+        runtime.call_later(took_ns, partial(self._copied, copy, num_blocks, num_bytes))
 
     def _copy(self, copy: StartCopy) -> None:
+        if copy.source == TIERS:
+            self._load(copy)
+            return
         source = self._front.find_place(copy.source)
         num_blocks = source.num_leading_blocks(copy.names) if source is not None else 0
         self._front.network.send(
@@ -287,7 +306,7 @@ class SimWorker:
         front = self._front
         if self.is_dead or front.is_over:
             return
-        load, is_lost = self._load(), False
+        load, is_lost = self._current_load(), False
         if self._has_faults:
             draw, faults = front.rng.random(), self._habits.faults
             if draw < faults.stats_nan:
@@ -297,7 +316,7 @@ class SimWorker:
             self._say(WorkerStats(self.worker_id, load, self._num_received))
         front.runtime.call_later(self._period_ns, self.tell_load)
 
-    def _load(self) -> WorkerLoad:
+    def _current_load(self) -> WorkerLoad:
         stats = self._engine.stats()
         return WorkerLoad(
             num_running=stats.num_running,
@@ -311,7 +330,8 @@ class SimWorker:
 
     def send_snapshot(self) -> None:
         if not self.is_dead:
-            self._say(WorkerKvSnapshot(self.worker_id, self._kv_no, tuple(self._cached)))
+            names = self._cached if self._tiers is None else self._tiers.names()
+            self._say(WorkerKvSnapshot(self.worker_id, self._kv_no, tuple(names)))
 
     def _say(self, event: FrontEvent) -> None:
         self._front.later(partial(self._deliver, event))
@@ -328,13 +348,15 @@ class SimWorker:
             self._front.tell(WorkerSaid(self.worker_id, words), times)
 
     def _publish(self, changes: tuple[BlockStored | BlockRemoved, ...]) -> None:
-        event = WorkerKv(self.worker_id, self._kv_no, changes)
-        self._kv_no += len(changes)
         for change in changes:
             if isinstance(change, BlockStored):
                 self._cached[change.name] = None
             else:
                 del self._cached[change.name]
+        if self._tiers is not None:
+            changes = self._tiers.seen_from_above(self._front.runtime.now, changes)
+        event = WorkerKv(self.worker_id, self._kv_no, changes)
+        self._kv_no += len(changes)
         if not self._has_faults:
             self._say(event)
             return

@@ -14,15 +14,17 @@ from headrace.core.base.types import NS_PER_S
 from headrace.core.base.worker import Role
 from headrace.core.config.cluster import ClusterConfig
 from headrace.core.config.schema import RouterConfig, SchedulerConfig
-from headrace.core.cost.fitted import Link
+from headrace.core.cost.fitted import FittedCostModel, Link
 from headrace.core.telemetry.fold import merge_slo
 from headrace.core.workload.recording import PoolFacts, Recording
 from headrace.sim.cluster import KV_LINK, Cluster, simulate_cluster
 from headrace.sim.cluster_worker import Pool
 from headrace.sim.outcomes import Outcomes
+from headrace.sim.tiers import Tier
 from headrace.sim.traffic import VOCAB, RecordedSource
 
 MEMORY_LINK: Final = "memory"  # between workers of one machine, as cost models call it
+DISK_LINK: Final = "disk"
 MESSAGE_MS: Final = 0.2  # from front end to worker, and back
 
 
@@ -38,6 +40,10 @@ class Changes(msgspec.Struct, frozen=True, kw_only=True):
     handoff: str | None = None
     kv_blocks: int | None = None
     kv_link_gb_s: float | None = None
+    kv_host_bytes: int | None = None  # below each worker's device
+    kv_host_gb_s: float | None = None
+    kv_disk_bytes: int | None = None
+    kv_disk_gb_s: float | None = None
     max_running_seqs: int | None = None
     step_tokens: int | None = None
     itl_target_ms: float | None = None
@@ -148,7 +154,32 @@ def _pool(facts: PoolFacts, role: Role, num_workers: int, changes: Changes) -> P
         believed=facts.cost,
         kv_block_bytes=facts.kv_block_bytes,
         publishes_kv=facts.config.kv.prefix_cache,
+        tiers=_tiers(facts, changes),
     )
+
+
+def _tiers(facts: PoolFacts, changes: Changes) -> tuple[Tier, ...]:
+    """Links are those that the recorded cost model knows, where nothing is said. Raises ConfigError
+    where nobody knows what a block weighs.
+    """
+    asked = (
+        ("host", MEMORY_LINK, changes.kv_host_bytes, changes.kv_host_gb_s),
+        ("disk", DISK_LINK, changes.kv_disk_bytes, changes.kv_disk_gb_s),
+    )
+    tiers = []
+    for name, link_name, num_bytes, gb_s in asked:
+        if not num_bytes:
+            continue
+        if not facts.kv_block_bytes:
+            raise ConfigError(
+                f"--kv-{name} has a size in bytes, and the log does not say what a block weighs",
+                hint="an event log does not, a recording (`serve --record`) does",
+            )
+        link = facts.cost.links.get(link_name, FittedCostModel.prior().links[link_name])
+        if gb_s is not None:
+            link = Link(latency_ns=link.latency_ns, byte_ns=1.0 / gb_s)
+        tiers.append(Tier(name=name, num_bytes=num_bytes, link=link))
+    return tuple(tiers)
 
 
 def _scheduler(recorded: SchedulerConfig, changes: Changes) -> SchedulerConfig:

@@ -2,13 +2,16 @@
 wire.
 """
 
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 
 from headrace.core.base.plan import StepPlan, StepResult, TokenLogprob
 from headrace.core.base.request import FinishReason, SeqSpec
 from headrace.core.base.types import BlockId, Ns, SeqId, StepId
+
+TIERS: Final = "tiers"
+"""The place of what a worker's own lower tiers hold, as a sequence's `kv_source`."""
 
 # ---- events
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headrace.core.base.errors import InvariantError
-from headrace.core.base.events import StartCopy
+from headrace.core.base.events import TIERS, StartCopy
 from headrace.core.base.types import SeqId
 from headrace.core.kv.manager import KvManager
 from headrace.core.kv.names import BlockChain
@@ -94,7 +94,7 @@ class HandoffCore:
             names=names,
             block_ids=self._kv.block_ids(holder(handle))[num_known:],
             seq_id=seq_id,
-            is_handoff=True,
+            is_handoff=source != TIERS,
         )
 
     def end(self, copy_id: int, num_blocks: int) -> list[SeqId]:
