@@ -98,7 +98,6 @@ class Fleet:
         self._launch = launch
         self._slots: list[Slot] = []
         self._next_worker_id = 0
-        self._num_remote = 0
         self._past = dict.fromkeys(_COUNTS, 0)  # of lives that are over
         self._num_starts: dict[str, int] = {}  # of slots that are gone, by name
         for role, num_workers in (
@@ -134,10 +133,13 @@ class Fleet:
 
     def grow(self, role: Role) -> Slot:
         """One worker more, which `start_due` starts. Its name is the first one that is free."""
+        return self._new_slot(_LETTERS[role], role, is_remote=False)
+
+    def _new_slot(self, prefix: str, role: Role, *, is_remote: bool) -> Slot:
         taken = {slot.name for slot in self._slots}
-        names = (f"{_LETTERS[role]}{number}" for number in count())
+        names = (f"{prefix}{number}" for number in count())
         name = next(name for name in names if name not in taken)
-        slot = Slot(name, role, num_starts=self._num_starts.get(name, 0))
+        slot = Slot(name, role, is_remote, num_starts=self._num_starts.get(name, 0))
         self._slots.append(slot)
         return slot
 
@@ -156,9 +158,7 @@ class Fleet:
 
     def add_remote(self, now: Ns, process: WorkerProcess, hello: Hello) -> Slot:
         """A worker that has come by itself, and is told what to do."""
-        slot = Slot(f"{hello.name}-{self._num_remote}", hello.role, is_remote=True)
-        self._num_remote += 1
-        self._slots.append(slot)
+        slot = self._new_slot(f"{hello.name}-", hello.role, is_remote=True)
         self._begin(slot, now, process)
         return slot
 
@@ -245,8 +245,7 @@ class Fleet:
 
     def _remove(self, slot: Slot) -> None:
         self._slots = [other for other in self._slots if other is not slot]
-        if not slot.is_remote:
-            self._num_starts[slot.name] = slot.num_starts
+        self._num_starts[slot.name] = slot.num_starts
 
     def next_ns(self) -> Ns | None:
         """When there is something to do without a word from anybody; None = never."""

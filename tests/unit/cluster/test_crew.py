@@ -165,3 +165,15 @@ def test_workers_of_other_machines_hear_that_somebody_is_there(rig: Rig) -> None
 def test_nobody_is_woken_for_workers_that_are_not_there(rig: Rig) -> None:
     rig.wait(2.0)
     assert rig.crew.next_ns() is None
+
+
+def test_whoever_comes_again_has_its_name_again(rig: Rig) -> None:
+    """So that a breaker knows it, and figures do not grow with each return."""
+    first, voice = rig.come()
+    second, _ = rig.come()
+    assert [first.name, second.name] == ["box-0", "box-1"]
+    rig.say(first, ready())
+    rig.wait(60.0)  # silence
+    assert voice.is_closed
+    again, _ = rig.come()
+    assert (again.name, again.num_starts) == ("box-0", 2)
