@@ -4,6 +4,7 @@
 #   make check    format, lint, types, imports   make bench       loads against a server of its own
 #   make bench-compare    what moved since the baseline of make bench-baseline
 #   make test-engines     the gateway over llama-cpp-python's server, which it installs for itself
+#   make bench-engines    loads against headrace and that server, in turns
 #   make setup    the development environment    make clean       forget what was built
 
 PYTHON ?= python3
@@ -23,7 +24,7 @@ DEV := $(VENV)/.installed-dev
 # Other people's engines live in environments of their own.
 LLAMA_CPP := build/engines/llama-cpp
 
-.PHONY: serve setup test test-slow test-engines check format bench bench-baseline bench-compare clean
+.PHONY: serve setup test test-slow test-engines bench-engines check format bench bench-baseline bench-compare clean
 .DEFAULT_GOAL := serve
 
 serve: $(if $(wildcard $(DEV)),$(DEV),$(APP))
@@ -39,6 +40,9 @@ test-slow: $(DEV)
 
 test-engines: $(DEV) $(LLAMA_CPP)/.installed
 	LLAMA_CPP_PYTHON=$(LLAMA_CPP)/bin/python $(PYTEST) -m slow tests/engines $(ARGS)
+
+bench-engines: $(DEV) $(LLAMA_CPP)/.installed
+	LLAMA_CPP_PYTHON=$(LLAMA_CPP)/bin/python PYTHONPATH=tests $(BIN)/python -m support.side_by_side $(ARGS)
 
 check: $(DEV)
 	$(BIN)/ruff format --check src tests

@@ -21,18 +21,16 @@ START_TIMEOUT_S = 120.0
 
 
 class LlamaCppServer:
-    """One thread, so that two of them and a test have a core each."""
-
-    def __init__(self, log: Path, port: int) -> None:
+    def __init__(self, log: Path, port: int, threads: int, context: int) -> None:
         self.url = f"http://127.0.0.1:{port}"
         arguments = {
             "model": ensure_default_model(),
             "model_alias": MODEL,
             "host": "127.0.0.1",
             "port": port,
-            "n_ctx": 2048,
-            "n_threads": 1,
-            "n_threads_batch": 1,
+            "n_ctx": context,
+            "n_threads": threads,
+            "n_threads_batch": threads,
             # Else a request ends whichever is under way.
             "interrupt_requests": False,
         }
@@ -60,10 +58,13 @@ class LlamaCppServer:
 
 
 @contextmanager
-def llama_cpp_server(log: Path, port: int = 0) -> Iterator[LlamaCppServer]:
+def llama_cpp_server(
+    log: Path, port: int = 0, *, threads: int = 1, context: int = 2048
+) -> Iterator[LlamaCppServer]:
+    """One thread, so that two of them and a test have a core each."""
     if not PYTHON.exists():
         pytest.skip(f"there is no {PYTHON}: `make test-engines` makes it")
-    server = LlamaCppServer(log, port or free_port())
+    server = LlamaCppServer(log, port or free_port(), threads, context)
     try:
         server.await_ready()
         yield server
