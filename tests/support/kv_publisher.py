@@ -45,9 +45,12 @@ def batch_of_arrays(*events: dict[str, Any]) -> bytes:
 
 
 class KvPublisher:
-    """One engine's life. `most_kept` batches can be had again."""
+    """One engine's life. `most_kept` batches can be had again; `tells_topic` with a frame more, as
+    later versions send them.
+    """
 
-    def __init__(self, *, most_kept: int = 10_000) -> None:
+    def __init__(self, *, most_kept: int = 10_000, tells_topic: bool = False) -> None:
+        self._before: tuple[bytes, ...] = (b"kv",) if tells_topic else ()
         self.num_replays = 0
         self._pub = _open_pub("tcp://127.0.0.1:*")
         self._context = zmq.Context()
@@ -96,9 +99,9 @@ class KvPublisher:
             client, empty, first = self._router.recv_multipart()
             for number, payload in list(self._kept):
                 if number >= int.from_bytes(first, "big"):
-                    frames = (client, empty, number.to_bytes(8, "big"), payload)
+                    frames = (client, empty, *self._before, number.to_bytes(8, "big"), payload)
                     self._router.send_multipart(frames)
-            self._router.send_multipart((client, empty, b"\xff" * 8, b""))
+            self._router.send_multipart((client, empty, *self._before, b"\xff" * 8, b""))
             self.num_replays += 1
 
 

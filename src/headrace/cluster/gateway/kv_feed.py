@@ -5,8 +5,8 @@ they mean.
 
 Frames of the feed are [topic, number, batch], the number being 8 bytes, big-endian, and one more
 with each batch since the engine started. A replay is asked for with [empty, number], and answered
-with [empty, number, batch] for each batch from there on that the engine still has, the number -1
-last.
+with [empty, number, batch], or with [empty, topic, number, batch] by later versions, for each batch
+from there on that the engine still has, the number -1 last.
 """
 
 import asyncio
@@ -100,14 +100,14 @@ class KvFeed:
             for _ in range(MAX_REPLAYED):
                 async with asyncio.timeout(REPLAY_TIMEOUT_S):
                     frames = await socket.recv_multipart()
-                if len(frames) != 3 or frames[1] == _END or len(frames[1]) != 8:
+                if len(frames) not in (3, 4) or frames[-2] == _END or len(frames[-2]) != 8:
                     return
-                number = int.from_bytes(frames[1], "big")
+                number = int.from_bytes(frames[-2], "big")
                 if number >= (self._next or 0):
                     # A hole at the begin is one only where something was heard before.
                     self.num_gaps += self._next is not None and number > self._next
                     self._next = number + 1
-                    self._listener.heard(frames[2])
+                    self._listener.heard(frames[-1])
                 await asyncio.sleep(0)
 
 

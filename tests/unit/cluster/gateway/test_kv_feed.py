@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import pytest
 import zmq
 
 from headrace.cluster.gateway.kv_feed import KvFeed
@@ -64,8 +65,9 @@ def test_batches_are_heard_in_order() -> None:
     assert (heard.num_begun, feed.num_gaps) == (0, 0)
 
 
-def test_what_was_before_is_had_again() -> None:
-    with kv_publisher() as publisher:
+@pytest.mark.parametrize("tells_topic", [False, True])
+def test_what_was_before_is_had_again(tells_topic: bool) -> None:
+    with kv_publisher(tells_topic=tells_topic) as publisher:
         publisher.publish(b"0")
         publisher.publish(b"1")
 
