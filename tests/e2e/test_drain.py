@@ -16,7 +16,8 @@ import pytest
 from headrace.core.base.errors import ConfigError
 from headrace.core.config.schema import ServerConfig
 from headrace.server.app import create_app
-from headrace.server.run import HttpServer, bind, url_of
+from headrace.server.listener import bind, url_of
+from headrace.server.run import HttpServer
 from support.fake_engine import MODEL_NAME, FakeBooted, formula_model
 from support.http_server import RunningServer
 

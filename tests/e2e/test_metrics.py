@@ -13,8 +13,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from headrace.core.telemetry import Cause
+from headrace.server.listener import bind
 from headrace.server.metrics import ALIASES
-from headrace.server.run import bind
 from support.fake_engine import MODEL_NAME, formula_model
 from support.http_server import RunningServer, running_server
 from support.raw_http import eventually, is_idle, request_bytes, rest_of

@@ -4,7 +4,7 @@ from headrace.cli.output import print_facts, print_json, report_note
 from headrace.cli.report import drain_line
 from headrace.core.base.errors import ConfigError
 from headrace.core.config.schema import Config
-from headrace.server.run import bind
+from headrace.server.listener import bind
 
 
 def serve_engines(config: Config, *, as_json: bool) -> int:

@@ -1,12 +1,14 @@
 """The figures of a model that was or could be booted, and the same figures as a table."""
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from headrace.cluster.boot import BootedCluster
 from headrace.core.config.ledger import ByteLedger, KvPlan
 from headrace.core.config.units import format_bytes
-from headrace.live.boot import Booted
+
+if TYPE_CHECKING:
+    from headrace.cluster.boot import BootedCluster
+    from headrace.live.boot import Booted
 
 USUAL_TOKENS = 512  # of a request, for those who ask how many fit
 
@@ -39,7 +41,7 @@ def kv_figures(kv: KvPlan, dtype: str) -> dict[str, Any]:
     }
 
 
-def serve_figures(booted: Booted | BootedCluster, url: str, started_s: float) -> dict[str, Any]:
+def serve_figures(booted: "Booted | BootedCluster", url: str, started_s: float) -> dict[str, Any]:
     """What an operator should know at the start; units are in the keys. Where there are several
     workers, device, memory and KV are those of each.
     """

@@ -21,7 +21,7 @@ from headrace.core.config.ledger import ByteLedger, KvPlan
 from headrace.core.config.schema import Config, RouterConfig
 from headrace.core.router.core import RouterCore
 from headrace.core.workload.recording import Begin
-from headrace.live.boot import Progress, identity_of, model_facts, template_path
+from headrace.live.boot import WAIT, Progress, identity_of, model_facts, template_path
 from headrace.live.generate import TextEngine
 from headrace.live.traffic import Facts
 from headrace.models.hub import resolve_model
@@ -29,7 +29,6 @@ from headrace.models.load import LoadedText, ModelDescription, load_text
 from headrace.models.text.template import ChatTemplate
 
 PROGRESS_S = 0.1
-WAIT = "wait"  # the stage before "load": workers have to come
 KV_LINK = "memory"  # between workers of one machine, as cost models call it
 
 

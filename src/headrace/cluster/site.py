@@ -20,7 +20,7 @@ from headrace.cluster.process import LocalProcess, WorkerProcess
 from headrace.cluster.remote import address_of
 from headrace.core.base.errors import ConfigError
 from headrace.core.config.schema import Config
-from headrace.server.run import bind
+from headrace.server.listener import bind
 
 SECRET_BYTES: Final = 32
 ANY_HOSTS: Final = ("0.0.0.0", "::", "")

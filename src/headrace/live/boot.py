@@ -37,7 +37,10 @@ from headrace.models.text.template import ChatTemplate
 from headrace.ops.interface import Backend, KvLayout, KvType, Model
 
 Progress = Callable[[str, int, int], None]
-"""Called with (what is under way: "fetch" or "load", bytes done, bytes in all)."""
+"""Called with (what is under way: "fetch" or "load", bytes done, bytes in all); or, where workers
+have to come first, (WAIT, workers that have come, workers in all).
+"""
+WAIT = "wait"
 
 BLOCK_SIZE = 16  # tokens of a KV block
 _ROW_BYTES = (

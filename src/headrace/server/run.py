@@ -7,7 +7,6 @@ them off; later ones change nothing. Whenever it comes, the process ends as it w
 
 import asyncio
 import contextlib
-import errno
 import signal
 import socket
 import threading
@@ -17,49 +16,16 @@ from typing import Protocol, runtime_checkable
 import uvicorn
 from starlette.applications import Starlette
 
-from headrace.core.base.errors import ConfigError
 from headrace.core.config.schema import ServerConfig
 from headrace.server.connection import Connection
+from headrace.server.listener import BACKLOG, bind, url_of
 from headrace.server.service import Answerer, Service
 
 KEEP_ALIVE_S = 75  # longer than most proxies keep an idle connection, so that they close it first
-BACKLOG = 2048
 NOTE_AFTER_S = 0.1  # a drain that is shorter is not worth a word
 LAST_WORDS_S = 2  # for errors that end answers to leave
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 takes any free one. ConfigError where the address cannot be had.
-
-    It listens from here on: clients that come before the server runs wait instead of being refused.
-    """
-    try:
-        family, kind, proto, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, proto)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(address)
-            listener.listen(BACKLOG)
-        except OSError:
-            listener.close()
-            raise
-    except OSError as error:
-        hint = ""
-        if error.errno == errno.EADDRINUSE:
-            hint = "another server has this port; choose one with `--port`, or 0 for any free one"
-        reason = (error.strerror or str(error)).lower()
-        raise ConfigError(f"cannot listen on {host} port {port}: {reason}", hint=hint) from None
-    listener.setblocking(False)
-    return listener
-
-
-def url_of(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def run_server(

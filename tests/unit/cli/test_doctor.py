@@ -17,7 +17,7 @@ from headrace.core.config.merge import from_settings
 from headrace.core.config.resolve import MachineFacts
 from headrace.core.config.schema import Config
 from headrace.models.hub import DEFAULT_MODEL
-from headrace.server.run import bind, url_of
+from headrace.server.listener import bind, url_of
 from support.tiny_model import write_tiny_model
 
 Capture = pytest.CaptureFixture[str]
@@ -154,7 +154,7 @@ def test_a_taken_port_fails_and_a_free_one_is_given_back() -> None:
 
 
 def test_an_address_that_others_reach_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.server.run.bind", lambda host, port: bind("127.0.0.1", 0))
+    monkeypatch.setattr("headrace.server.listener.bind", lambda host, port: bind("127.0.0.1", 0))
     _, check = check_port(from_settings({"host": "0.0.0.0"}))
     assert (check.name, check.status) == ("address", Status.WARN)
 

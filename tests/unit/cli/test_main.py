@@ -143,7 +143,7 @@ def test_a_path_that_looks_like_a_hub_id_is_no_hub_id(capsys: Capture) -> None:
 
 
 def test_an_address_that_is_taken(capsys: Capture) -> None:
-    from headrace.server.run import bind, url_of
+    from headrace.server.listener import bind, url_of
 
     listener = bind("127.0.0.1", 0)
     try:

@@ -60,7 +60,7 @@ def check_torch(config: Config) -> Iterator[Check]:
 
 def check_port(config: Config) -> Iterator[Check]:
     """Taken and given back at once."""
-    from headrace.server.run import bind
+    from headrace.server.listener import bind
 
     host, port = config.server.host, config.server.port
     data = {"host": host, "port": port}
