@@ -3,6 +3,7 @@
 #   make test     the default test run           make test-slow   the rest of it
 #   make check    format, lint, types, imports   make bench       loads against a server of its own
 #   make bench-compare    what moved since the baseline of make bench-baseline
+#   make test-ray    workers on a real Ray        make test-deploy    what is in deploy/; both install their extra
 #   make test-engines     the gateway over llama-cpp-python's server, which it installs for itself
 #   make bench-engines    loads against headrace and that server, in turns
 #   make setup    the development environment    make clean       forget what was built
@@ -24,7 +25,7 @@ DEV := $(VENV)/.installed-dev
 # Other people's engines live in environments of their own.
 LLAMA_CPP := build/engines/llama-cpp
 
-.PHONY: serve setup test test-slow test-engines bench-engines check format bench bench-baseline bench-compare clean
+.PHONY: serve setup test test-slow test-engines test-ray test-deploy bench-engines check format bench bench-baseline bench-compare clean
 .DEFAULT_GOAL := serve
 
 serve: $(if $(wildcard $(DEV)),$(DEV),$(APP))
@@ -37,6 +38,14 @@ test: $(DEV)
 
 test-slow: $(DEV)
 	$(PYTEST) -m slow $(ARGS)
+
+test-ray: $(DEV)
+	$(PIP) install 'ray>=2.60,<3'
+	$(PYTEST) -m slow tests/chaos/test_ray.py $(ARGS)
+
+test-deploy: $(DEV)
+	$(PIP) install 'helm-python-sdk>=0.2.2' 'kubernetes-validate>=1.37' 'pyyaml>=6'
+	$(PYTEST) -m slow tests/deploy $(ARGS)
 
 test-engines: $(DEV) $(LLAMA_CPP)/.installed
 	LLAMA_CPP_PYTHON=$(LLAMA_CPP)/bin/python $(PYTEST) -m slow tests/engines $(ARGS)
