@@ -30,6 +30,7 @@ from headrace.bench.offered import Ask, offer
 from headrace.bench.prompts import Encode, PromptWriter
 from headrace.bench.server import served_model, serving
 from headrace.bench.suite import tokenizer_of
+from headrace.core.base.errors import HeadraceError
 from headrace.core.base.metrics import per_second, percentile
 from headrace.core.base.request import SeqSpec
 from headrace.core.base.sampling import SamplingParams
@@ -167,9 +168,6 @@ class TwinReport(msgspec.Struct, frozen=True, kw_only=True):
     rows: list[Row]
 
 
-# ---- what is asked
-
-
 def asks_of(load: Load, encode: Encode) -> list[Ask]:
     rng = Random(f"{load.seed}/{load.name}")
     writer = PromptWriter(encode, load.seed)
@@ -188,9 +186,6 @@ def asks_of(load: Load, encode: Encode) -> list[Ask]:
 def _draw(rng: Random, mean: float, least: int) -> int:
     """Gamma distributed, standard deviation 0.6 of the mean, at most four times it."""
     return max(least, round(min(4 * mean, rng.gammavariate(2.8, mean / 2.8))))
-
-
-# ---- both sides
 
 
 def run_live(case: Case, asks: Sequence[Ask], encode: Encode, model: Path) -> list[Answer]:
@@ -317,9 +312,6 @@ def compare(name: str, load_average: float, live: Sequence[Answer], sim: Sequenc
     )
 
 
-# ---- what is printed
-
-
 def measure_all(names: Sequence[str], report: Callable[[Row], None]) -> TwinReport:
     """Every case, or those named. Takes a quarter of an hour on a laptop.
 
@@ -339,13 +331,17 @@ def measure_all(names: Sequence[str], report: Callable[[Row], None]) -> TwinRepo
         if not cases:
             continue
         recorded = [record(["--workers", str(workers)])]
-        asked = [asks_of(case.load, encode) for case in cases]
-        answers = []
-        for case, asks in zip(cases, asked, strict=True):
-            answers.append((os.getloadavg()[0], run_live(case, asks, encode, path)))
+        served = []
+        for case in cases:
+            asks = asks_of(case.load, encode)
+            load_average = os.getloadavg()[0]
+            try:
+                served.append((case, asks, load_average, run_live(case, asks, encode, path)))
+            except HeadraceError as error:  # the other cases are worth having
+                print(f"left out: {case.name}: {error}", file=sys.stderr)
         recorded.append(record(["--workers", str(workers)]))
         calibration = calibrations[f"{workers} workers"] = fit(recorded)
-        for case, asks, (load_average, live) in zip(cases, asked, answers, strict=True):
+        for case, asks, load_average, live in served:
             sim = run_simulated(case, calibration, [encode(ask.prompt) for ask in asks], live)
             rows.append(compare(case.name, load_average, live, sim))
             report(rows[-1])
