@@ -60,7 +60,7 @@ class StepPlan(msgspec.Struct, frozen=True):
 
     @property
     def num_tokens(self) -> int:
-        return sum(len(seq.tokens) for seq in self.seqs)
+        return sum([len(seq.tokens) for seq in self.seqs])
 
 
 def settled(plan: StepPlan, sampled: Mapping[SeqId, int]) -> StepPlan:

@@ -83,6 +83,7 @@ MAX_BATCHES: Final = 4096  # whose parts are kept
 class _Batch(msgspec.Struct, frozen=True, gc=False):
     """What of a step depends on its rows alone, whatever KV they attend to."""
 
+    is_decode: bool
     flop: float  # of all ranks, without attention
     weight_bytes: float
     exchanges: tuple[Exchange, ...]
@@ -199,6 +200,7 @@ class DataSheetCostModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             rate = self.accelerator.link_bytes_per_s(each.num_ranks) * eff.link_share
             link_ns += each.num * (eff.collective_ns + each.sent_bytes / rate * NS_PER_S)
         return _Batch(
+            is_decode=num_tokens == num_seqs,
             flop=flop,
             weight_bytes=read * BYTES_BY_DTYPE[self.weight_dtype],
             exchanges=exchanges,
@@ -216,16 +218,22 @@ class DataSheetCostModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def _flop(self, batch: _Batch, shape: StepShape) -> float:
         """Of one rank."""
-        is_decode = shape.num_tokens == shape.num_seqs
         attention = self.model.attention_flop(
-            shape.num_attention_pairs, shape.num_tokens, is_decode=is_decode
+            shape.num_attention_pairs, shape.num_tokens, is_decode=batch.is_decode
         )
         return (batch.flop + attention) / self.layout.tp
 
     def _kv_bytes(self, shape: StepShape) -> float:
-        model = self.model
-        kv_elems = model.kv_elems_read(shape.num_kv_tokens, shape.num_seqs)
-        return kv_elems * BYTES_BY_DTYPE[self.kv_dtype] / min(self.layout.tp, model.kv_ways)
+        kv_elems = self.model.kv_elems_read(shape.num_kv_tokens, shape.num_seqs)
+        return kv_elems * self._kv_elem_bytes / self._kv_ranks
+
+    @cached_property
+    def _kv_elem_bytes(self) -> float:
+        return BYTES_BY_DTYPE[self.kv_dtype]
+
+    @cached_property
+    def _kv_ranks(self) -> int:
+        return min(self.layout.tp, self.model.kv_ways)
 
     def _exchanges(self, num_tokens: int) -> list[Exchange]:
         """What ranks tell each other in a step of one replica.

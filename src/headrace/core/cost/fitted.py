@@ -14,6 +14,7 @@ until some were seen they keep the proportions of the prior.
 
 from bisect import bisect_right
 from collections.abc import Iterable
+from functools import lru_cache
 from itertools import accumulate, pairwise
 from math import isfinite
 
@@ -251,15 +252,17 @@ def _mixed(num_prompt: int, num_seqs: int, context: int) -> StepShape:
     )
 
 
+@lru_cache(maxsize=4096)
+def _within_knots(num_tokens: int) -> tuple[float, ...]:
+    n = max(num_tokens, 1)
+    within = [float(min(max(n - a, 0), b - a)) for a, b in pairwise(KNOTS[:-1])]
+    return (1.0, *within, float(max(n - KNOTS[-2], 0)))
+
+
 def _features(shape: StepShape) -> list[float]:
     """The factors of `_coefficients`: 1, the tokens within each interval of knots, the counts."""
-    n = max(shape.num_tokens, 1)
-    last = KNOTS[-2]
-    within = [float(min(max(n - a, 0), b - a)) for a, b in pairwise(KNOTS[:-1])]
     return [
-        1.0,
-        *within,
-        float(max(n - last, 0)),
+        *_within_knots(shape.num_tokens),
         float(shape.num_seqs),
         float(shape.num_logit_rows),
         float(shape.num_attention_pairs),

@@ -98,8 +98,10 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
 
         Windows are applied to the mean length.
         """
-        within = min(num_kv_tokens, self.window_tokens * num_seqs)
         share = self.window_share
+        if not share:
+            return self.kv_elems_per_token * num_kv_tokens
+        within = min(num_kv_tokens, self.window_tokens * num_seqs)
         return self.kv_elems_per_token * ((1.0 - share) * num_kv_tokens + share * within)
 
     def kv_elems_held(self, num_tokens: float) -> float:
@@ -110,8 +112,10 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
         self, num_pairs: float, num_tokens: float, *, is_decode: bool = False
     ) -> float:
         """FLOP of attention over `num_pairs` by `num_tokens` query tokens."""
-        within = min(num_pairs, self.window_tokens * num_tokens)
-        pairs = (1.0 - self.window_share) * num_pairs + self.window_share * within
+        pairs = num_pairs
+        if self.window_share:
+            within = min(num_pairs, self.window_tokens * num_tokens)
+            pairs = (1.0 - self.window_share) * num_pairs + self.window_share * within
         absorbed = self.latent_flop_per_pair if is_decode else 0.0
         return pairs * (absorbed or self.attention_flop_per_pair)
 

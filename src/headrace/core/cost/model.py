@@ -21,13 +21,14 @@ class StepShape(msgspec.Struct, frozen=True):
 
     @staticmethod
     def of(plan: StepPlan) -> "StepShape":
-        pairs = kv = logits = 0
+        tokens = pairs = kv = logits = 0
         for seq in plan.seqs:
             n = len(seq.tokens)
+            tokens += n
             pairs += n * seq.start + n * (n + 1) // 2
             kv += seq.start + n
             logits += n if seq.prompt_logprobs is not None else int(seq.sample is not None)
-        return StepShape(plan.num_tokens, len(plan.seqs), logits, pairs, kv)
+        return StepShape(tokens, len(plan.seqs), logits, pairs, kv)
 
     @staticmethod
     def of_share(seq: SeqStep, skip: int = 0) -> "StepShape":

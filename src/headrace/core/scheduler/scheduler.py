@@ -162,11 +162,15 @@ class Scheduler:
         `is_ahead`: a step runs, whose outcome is not known. Then nobody is preempted, since whoever
         ends with that step may make room; None also where somebody would have to be.
         """
-        running = list(self._running.values())
-        if is_ahead:
-            running = [seq for seq in running if seq.goes_on]
-        decoding = [seq for seq in running if seq.num_remaining == 1]
-        prompts = [seq for seq in running if seq.num_remaining > 1]
+        decoding: list[Sequence] = []
+        prompts: list[Sequence] = []
+        for seq in self._running.values():
+            if not is_ahead or seq.goes_on:
+                num_remaining = seq.num_remaining
+                if num_remaining == 1:
+                    decoding.append(seq)
+                elif num_remaining > 1:
+                    prompts.append(seq)
         step = StepDraft(self._budget(decoding, prompts), is_ahead=is_ahead)
         self._plan_decoding(decoding, step, now)
         if (prompts or self._waiting) and not step.is_abandoned:
@@ -182,9 +186,11 @@ class Scheduler:
 
     def _plan_decoding(self, decoding: list[Sequence], step: StepDraft, now: Ns) -> None:
         """One token each, for which most have room in a block that they hold."""
-        size = self._kv.block_size
-        for seq in sorted(decoding, key=queue_key):
-            has_room = self._kv.num_held(seq.seq_id) * size > seq.num_planned
+        kv, size = self._kv, self._kv.block_size
+        if len(decoding) > 1:
+            decoding.sort(key=queue_key)
+        for seq in decoding:
+            has_room = kv.num_held(seq.seq_id) * size > seq.num_planned
             if has_room and step.budget > 0 and seq.state is State.RUNNING:
                 self._schedule(seq, 1, step)
             else:

@@ -11,8 +11,10 @@ def share_of(seq: Sequence, num_tokens: int, block_ids: tuple[BlockId, ...]) -> 
     tokens = tuple(seq.tokens[start:end])
     if end > len(seq.tokens):
         tokens += (PENDING,)
-    wants_scores = seq.wants_scores and start < seq.num_prompt - 1
     params = seq.spec.params
+    wants_scores = (
+        params.prompt_logprobs is not None and seq.wants_scores and start < seq.num_prompt - 1
+    )
     return SeqStep(
         seq_id=seq.seq_id,
         start=start,

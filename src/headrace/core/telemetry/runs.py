@@ -8,7 +8,7 @@ It is the fold's own matter, so it knows what is inside.
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from itertools import pairwise
+from operator import sub
 
 from headrace.core.base.plan import StepPlan
 from headrace.core.base.types import Ns, SeqId
@@ -65,8 +65,7 @@ def pass_decoding(telemetry: Telemetry, ends_ns: Sequence[Ns], plans: Sequence[S
 
 def _note_run(life: Life, times_ns: Sequence[Ns], own_share: float) -> None:
     assert life.last_token_ns is not None
-    gaps = [times_ns[0] - life.last_token_ns]
-    gaps += [after - before for before, after in pairwise(times_ns)]
+    gaps = [times_ns[0] - life.last_token_ns, *map(sub, times_ns[1:], times_ns)]
     life.last_token_ns = times_ns[-1]
     longest = max(gaps)
     bucket = bisect_left(ITL_BOUNDS_NS, longest)
