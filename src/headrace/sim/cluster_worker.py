@@ -43,7 +43,6 @@ from headrace.core.engine.stats import EngineStats
 from headrace.core.router.events import (
     WorkerKv,
     WorkerKvSnapshot,
-    WorkerLoad,
     WorkerStats,
     WorkerUp,
 )
@@ -306,7 +305,7 @@ class SimWorker:
         front = self._front
         if self.is_dead or front.is_over:
             return
-        load, is_lost = self._current_load(), False
+        load, is_lost = self._engine.load(), False
         if self._has_faults:
             draw, faults = front.rng.random(), self._habits.faults
             if draw < faults.stats_nan:
@@ -315,18 +314,6 @@ class SimWorker:
         if not is_lost:
             self._say(WorkerStats(self.worker_id, load, self._num_received))
         front.runtime.call_later(self._period_ns, self.tell_load)
-
-    def _current_load(self) -> WorkerLoad:
-        stats = self._engine.stats()
-        return WorkerLoad(
-            num_running=stats.num_running,
-            num_waiting=stats.num_waiting,
-            num_queued_prefill_tokens=stats.num_prefill_tokens,
-            num_kv_tokens=stats.num_kv_tokens,
-            num_free_blocks=stats.num_free_blocks,
-            num_cached_blocks=stats.num_cached_blocks,
-            num_pinned_blocks=stats.num_pinned_blocks,
-        )
 
     def send_snapshot(self) -> None:
         if not self.is_dead:

@@ -26,6 +26,7 @@ from headrace.core.base.types import Ns, SeqId
 from headrace.core.engine.core import EngineCore
 from headrace.core.engine.glide import MIN_STEPS, Glide
 from headrace.core.engine.stats import EngineStats
+from headrace.core.router.events import WorkerLoad
 from headrace.core.router.front import PROGRESS_TOKENS
 from headrace.core.telemetry import RequestRecord, Telemetry
 from headrace.core.telemetry.runs import pass_decoding
@@ -86,6 +87,24 @@ class SimEngine:
         self._epoch = 0  # calls that were asked for in another one mean nothing any more
         self._glide: _Way | None = None
         self._untold = Untold()
+        self._load: WorkerLoad | None = None  # as it has been since the last event
+
+    def load(self) -> WorkerLoad:
+        """As of now; a glide need not end for it."""
+        if self._glide is not None:
+            return self._glide.load(self._runtime.now)
+        if self._load is None:
+            stats = self.core.stats()
+            self._load = WorkerLoad(
+                num_running=stats.num_running,
+                num_waiting=stats.num_waiting,
+                num_queued_prefill_tokens=stats.num_prefill_tokens,
+                num_kv_tokens=stats.num_kv_tokens,
+                num_free_blocks=stats.num_free_blocks,
+                num_cached_blocks=stats.num_cached_blocks,
+                num_pinned_blocks=stats.num_pinned_blocks,
+            )
+        return self._load
 
     def stats(self) -> EngineStats:
         """As of now; a glide need not end for it."""
@@ -129,6 +148,7 @@ class SimEngine:
 
     def _turn(self, at_ns: Ns, event: EngineEvent, known: Container[SeqId] = ()) -> None:
         """Of those who are `known`, the tokens are with the untold already."""
+        self._load = None
         effects = self.core.handle(at_ns, event)
         records = self._telemetry.observe(at_ns, event, effects)
         for effect in effects:
@@ -191,7 +211,7 @@ class SimEngine:
             way = _Way(glide, self._end_ns, self._elapsed_ns, self._steps, self._untold)
             if way.num_steps >= MIN_STEPS:
                 self._epoch += 1
-                self._glide = way
+                self._glide, self._load = way, None
                 self._next_border(way, 0)
 
     def _next_border(self, way: "_Way", step: int) -> None:
@@ -291,6 +311,19 @@ class _Way:
             self._told[index] = step
             tokens = self.glide.tokens(index, told, step)
             untold.add(self.glide.seqs[index].seq_id, tokens, self.ends_ns[told:step])
+
+    def load(self, now: Ns) -> WorkerLoad:
+        """What the core would show, had it not glided."""
+        kv, num_seqs = self.glide.kv, len(self.glide.seqs)
+        return WorkerLoad(
+            num_running=num_seqs,
+            num_waiting=0,
+            num_queued_prefill_tokens=0,
+            num_kv_tokens=self.glide.num_planned + self.num_done(now) * num_seqs,
+            num_free_blocks=kv.num_free,
+            num_cached_blocks=kv.num_cached,
+            num_pinned_blocks=kv.num_blocks - kv.num_free - kv.num_cached,
+        )
 
     def stats(self, stats: EngineStats, now: Ns) -> EngineStats:
         """What the core would say, had it not glided."""

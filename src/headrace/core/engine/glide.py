@@ -16,6 +16,7 @@ from headrace.core.base.plan import StepPlan
 from headrace.core.base.types import Ns, SeqId, StepId
 from headrace.core.cost.model import StepShape
 from headrace.core.engine.core import OVERLAP_BELOW_NS, EngineCore, _Running
+from headrace.core.kv.manager import KvManager
 from headrace.core.scheduler.policies import is_protected
 from headrace.core.scheduler.sequence import Sequence as Seq
 
@@ -35,6 +36,8 @@ class Glide:
         self.block_size = size = core.spec.block_size
         self._is_ahead = len(core._steps) > 1
         self._first_id = core._steps[0].plan.step_id
+        # Tokens that were computed, or being computed, when it began.
+        self.num_planned = sum(seq.num_planned for seq in seqs)
         self._num_kv = sum(seq.num_computed for seq in seqs)
         self._lengths = [len(seq.tokens) for seq in seqs]
         # By step modulo the block's size: whose block becomes full, and who needs one, when it is
@@ -71,9 +74,8 @@ class Glide:
     # ---- queries
 
     @property
-    def num_planned(self) -> int:
-        """Tokens that were computed or being computed when it began."""
-        return sum(seq.num_planned for seq in self.seqs)
+    def kv(self) -> KvManager:
+        return self._core._kv
 
     def tokens(self, index: int, begin: int, end: int) -> tuple[int, ...]:
         """What a sequence samples in the steps after `begin`, up to `end`."""

@@ -196,7 +196,7 @@ class Worker:
         # arrived, and of the rest none is taken for foreign.
         received = self._num_dispatched_before if num_received is None else num_received
         pending = [*self._pending.values()]
-        seen = [booking for booking in pending if booking.number < received]
+        seen = [booking for booking in pending if booking.number < received] if pending else []
         unseen = pending[len(seen) :]
         own = seen if num_received is not None else pending
         if load.num_queued_prefill_tokens is None:
@@ -224,6 +224,9 @@ class Worker:
         self, seen: list[Booking], unseen: list[Booking], own: list[Booking], num_queued: int
     ) -> None:
         """What is done of the seen is taken to be done of the oldest."""
+        if not self._pending:
+            self._queue_ns = self._foreign_prefill_ns = self.predictor.backlog_ns(num_queued)
+            return
         num_done = max(0, sum([booking.num_uncached for booking in seen]) - num_queued)
         for booking in seen:
             done = min(num_done, booking.num_uncached)
