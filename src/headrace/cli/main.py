@@ -14,6 +14,7 @@ from headrace import __version__
 # The extension lacks a name, or takes other arguments.
 _OTHER_BUILD = re.compile(r"\b_native\b|incompatible function arguments")
 FAILED, WRONG_USE, INTERRUPTED = 1, 2, 130
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 LONG_RUNNING = ("serve", "worker")  # commands that run until they are told to end
 
 
@@ -24,7 +25,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if tokens == ["--version"]:
         print(f"headrace {__version__}")
         return 0
-    if arguments is None and tokens and tokens[0] in LONG_RUNNING:
+    is_long = arguments is None and tokens[:1] and tokens[0] in LONG_RUNNING
+    if is_long:
         _end_on_signals()
     is_debug = os.environ.get("HEADRACE_DEBUG", "") not in ("", "0")
     if "--debug" in tokens:
@@ -46,15 +48,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
             traceback.print_exc()
         return _report(error)
+    finally:
+        if is_long:
+            # Python's own end takes a while, and the default of a signal would be its exit status.
+            for number in _SIGNALS:
+                signal.signal(number, signal.SIG_IGN)
 
 
 def _end_on_signals() -> None:
-    """Until the command itself knows what to do with a signal, whoever is told to end just ends."""
+    """Until the command itself knows what to do with a signal, whoever is told to end just ends:
+    by an exception, and told again, without any more of it.
+    """
+    is_told = False
 
     def end(*_: object) -> None:
+        nonlocal is_told
+        if is_told:
+            os._exit(0)
+        is_told = True
         raise SystemExit(0)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in _SIGNALS:
         signal.signal(number, end)
 
 

@@ -222,6 +222,46 @@ def test_exit_codes(
     assert run(capsys, "pull") == (code, "", text)
 
 
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        # While Python itself ends, and a second one while the command has the first one's end.
+        "atexit.register(tell)",
+        "atexit.register(tell); sys.modules['headrace.cli.app'] = Telling()",
+        "sys.modules['headrace.cli.app'] = Deaf()",
+    ],
+    ids=["at exit", "told before", "told twice"],
+)
+def test_signals_at_the_end_change_nothing(trouble: str) -> None:
+    script = f"""
+import atexit, os, signal, sys
+def tell(*_):
+    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), signal.SIGINT)
+class Telling:
+    run = lambda self, tokens: os.kill(os.getpid(), signal.SIGTERM)
+class Deaf:  # as a callback of the interpreter, in which exceptions are lost
+    def run(self, tokens):
+        for number in (signal.SIGTERM, signal.SIGINT):
+            try:
+                os.kill(os.getpid(), number)
+            except SystemExit:
+                pass
+        return 1
+class Ended:
+    run = lambda self, tokens: 0
+sys.modules["headrace.cli.app"] = Ended()
+{trouble}
+from headrace.cli.main import main
+sys.argv = ["headrace", "serve"]
+sys.exit(main())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
 def test_a_reader_that_has_had_enough_is_no_fault() -> None:
     """As `headrace explain config | head -1`."""
     read, write = os.pipe()
