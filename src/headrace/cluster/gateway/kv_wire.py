@@ -7,13 +7,16 @@ AllBlocksCleared. Either is a map of its fields or, in other versions, an array 
 Fields at the end may be missing, and others may follow.
 """
 
-from typing import Any, Final, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
 
 Hash: TypeAlias = int | bytes  # of a block, by the engine's own rule
 
-MAX_BATCH_BYTES: Final = 64 << 20
+# What is read on an event loop must not hold it for long. An engine's batch is of one step: some
+# hundred events at most, and a few bytes for each token.
+MAX_BATCH_BYTES: Final = 8 << 20
+MAX_EVENTS: Final = 1 << 16  # of a batch
 ON_DEVICE: Final = frozenset({None, "GPU"})  # media from which a hit costs no copy
 
 
@@ -66,7 +69,7 @@ class _ClearedArray(msgspec.Struct, frozen=True, tag="AllBlocksCleared", array_l
 
 class _BatchFields(msgspec.Struct, frozen=True):
     ts: float
-    events: list[msgspec.Raw]
+    events: Annotated[list[msgspec.Raw], msgspec.Meta(max_length=MAX_EVENTS)]
 
 
 class _Batch(_BatchFields, frozen=True):

@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.cluster.gateway.kv_wire import (
+    MAX_BATCH_BYTES,
+    MAX_EVENTS,
     ClearedEvent,
     RemovedEvent,
     StoredEvent,
@@ -68,6 +70,19 @@ def test_an_event_that_makes_no_sense_is_none_and_the_others_count(event: Any) -
 def test_what_is_no_batch(payload: bytes) -> None:
     with pytest.raises(Unreadable):
         read_batch(payload)
+
+
+def test_a_batch_of_more_events_than_any_step_has_is_none() -> None:
+    """Millions of them fit into what a message may have, and would be read for minutes."""
+    assert len(read_batch(batch_of_nothing(MAX_EVENTS))) == MAX_EVENTS
+    with pytest.raises(Unreadable, match=r"length <= 65536"):
+        read_batch(batch_of_nothing(MAX_EVENTS + 1))
+    with pytest.raises(Unreadable, match="8388609 bytes, 8388608 is the limit"):
+        read_batch(bytes(MAX_BATCH_BYTES + 1))
+
+
+def batch_of_nothing(num_events: int) -> bytes:
+    return pack([1.0, [None] * num_events])
 
 
 @given(st.binary(max_size=60))
