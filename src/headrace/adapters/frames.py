@@ -50,8 +50,10 @@ class FrameWriter:
 class FrameReader:
     """Takes bytes as they come, gives whole payloads in order. After an error it is of no use."""
 
-    def __init__(self, key: bytes) -> None:
+    def __init__(self, key: bytes, first_most: int = MAX_FRAME_BYTES) -> None:
+        """Until the first frame has come, of so many bytes at most, its sender may be anybody."""
         self._tags = _Tags(key)
+        self._first_most = first_most
         self._bytes = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
@@ -74,10 +76,9 @@ class FrameReader:
     def open(self, header: bytes) -> tuple[int, bytes]:
         """How many bytes come behind this header, and the tag that they have to have."""
         length, tag = _HEADER.unpack(header)
-        if length > MAX_FRAME_BYTES:
-            raise TransferError(
-                f"a frame of {length} bytes is longer than {size_text(MAX_FRAME_BYTES)}"
-            )
+        most = MAX_FRAME_BYTES if self._tags.count else self._first_most
+        if length > most:
+            raise TransferError(f"a frame of {length} bytes is longer than {size_text(most)}")
         return length, tag
 
     def check(self, tag: bytes, payload: bytes | memoryview) -> None:

@@ -17,6 +17,7 @@ from headrace.core.base.errors import TransferError
 _log = logging.getLogger(__name__)
 
 MAX_GUESTS: Final = 64  # that have not proved anything yet
+MAX_HELLO_BYTES: Final = 4096  # nobody has to keep more for them
 PATIENCE_S: Final = 10.0
 
 
@@ -48,7 +49,7 @@ class Guest:
             if len(self._theirs) < GREETING_BYTES:
                 return None
             secret = stream_secret(secret, self._ours, self._theirs)
-            self._process = RemoteProcess(self._stream, secret)
+            self._process = RemoteProcess(self._stream, secret, MAX_HELLO_BYTES)
         messages = self._process.receive()
         if not messages:
             return None

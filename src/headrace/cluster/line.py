@@ -4,7 +4,7 @@ import socket
 from contextlib import suppress
 from typing import Final
 
-from headrace.adapters.frames import FrameReader, FrameWriter, direction_key
+from headrace.adapters.frames import MAX_FRAME_BYTES, FrameReader, FrameWriter, direction_key
 from headrace.cluster.wire import (
     FROM_WORKER,
     TO_WORKER,
@@ -23,11 +23,13 @@ _CHUNK_BYTES: Final = 1 << 18
 class Line:
     """Takes over a connected stream; `secret` is what both ends know."""
 
-    def __init__(self, stream: socket.socket, secret: bytes) -> None:
+    def __init__(
+        self, stream: socket.socket, secret: bytes, first_most: int = MAX_FRAME_BYTES
+    ) -> None:
         stream.setblocking(False)
         self._stream = stream
         self._writer = FrameWriter(direction_key(secret, TO_WORKER))
-        self._reader = FrameReader(direction_key(secret, FROM_WORKER))
+        self._reader = FrameReader(direction_key(secret, FROM_WORKER), first_most)
         self._unsent = bytearray()
 
     @property

@@ -17,6 +17,7 @@ from queue import SimpleQueue
 from typing import Final
 
 from headrace.adapters.handshake import GREETING_BYTES, greeting, stream_secret
+from headrace.adapters.liveness import notice_death
 from headrace.cluster.shared import Occupied, SharedEngine
 from headrace.cluster.wire import Hello, Leave
 from headrace.cluster.worker import Service
@@ -30,7 +31,6 @@ _log = logging.getLogger(__name__)
 CONNECT_TIMEOUT_S: Final = 10.0
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.5, 15.0  # between two attempts
 GRACE_S: Final = 5.0  # beyond the time that it leaves in
-DEAD_AFTER_MS: Final = 15_000  # of what is sent and not acknowledged, or silence on the wire
 
 
 def address_of(text: str) -> tuple[str, int]:
@@ -190,7 +190,8 @@ class Link:
 
 
 def _greet(stream: socket.socket, secret: bytes) -> WorkerLine:
-    _notice_death(stream)
+    stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    notice_death(stream)
     ours = greeting()
     stream.sendall(ours)
     theirs = b""
@@ -201,19 +202,3 @@ def _greet(stream: socket.socket, secret: bytes) -> WorkerLine:
         theirs += data
     stream.settimeout(None)
     return WorkerLine(stream, stream_secret(secret, theirs, ours))
-
-
-def _notice_death(stream: socket.socket) -> None:
-    """Of a machine that can no longer say that it is gone; where the system has these options."""
-    stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (
-        ("TCP_USER_TIMEOUT", DEAD_AFTER_MS),
-        ("TCP_KEEPIDLE", 5),
-        ("TCP_KEEPINTVL", 5),
-        ("TCP_KEEPCNT", 2),
-    ):
-        number = getattr(socket, option, None)
-        if number is not None:
-            with suppress(OSError):
-                stream.setsockopt(socket.IPPROTO_TCP, number, value)

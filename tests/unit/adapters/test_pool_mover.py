@@ -1,20 +1,24 @@
 """Blocks are copied by name out of a pool that somebody else writes to, or they are not."""
 
+import errno
 import os
 import queue
+import select
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 
 import pytest
 
 from headrace.adapters.frames import HEADER_BYTES
-from headrace.adapters.handshake import GREETING_BYTES
+from headrace.adapters.handshake import GREETING_BYTES, greeting
 from headrace.adapters.movers.mover import PoolMover
 from headrace.adapters.movers.pool import SharedPool, SharedSource
+from headrace.adapters.movers.tcp import MAX_STREAMS
 from headrace.core.base.errors import TransferError
 from headrace.core.base.events import BlockRemoved, BlockStored, CopyDone, StartCopy
 from headrace.core.base.types import BlockId
@@ -269,3 +273,60 @@ def test_a_lender_minds_nobody_who_speaks_another_language(far: PoolMover, data:
             pass
     with closing(PoolMover(SharedPool(BLOCKS, BYTES), secret=SECRET)) as ours:
         assert copied(ours, from_afar(far.address), 0).num_blocks == 1
+
+
+@pytest.mark.parametrize("pause_s", [None, 0.1])
+def test_strangers_do_not_keep_others_from_a_lender(
+    far: PoolMover, pause_s: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether they say nothing behind their greeting, or very little at a time."""
+    monkeypatch.setattr("headrace.adapters.movers.tcp.PATIENCE_S", 0.5)
+    port = int(far.address.split("tcp:")[1].split(":")[1])
+    with ExitStack() as stack:
+        strangers = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10))
+            for _ in range(MAX_STREAMS)
+        ]
+        for stranger in strangers:
+            stranger.sendall(greeting())
+            assert len(stranger.recv(GREETING_BYTES, socket.MSG_WAITALL)) == GREETING_BYTES
+        left = list(strangers)
+        while left:
+            heard, _, _ = select.select(left, [], [], pause_s)
+            left = [stranger for stranger in left if stranger not in heard]
+            for stranger in left:
+                with suppress(OSError):
+                    stranger.send(b"\0")
+        with closing(PoolMover(SharedPool(BLOCKS, BYTES), secret=SECRET)) as ours:
+            assert copied(ours, from_afar(far.address), 0).num_blocks == 1
+
+
+def test_whoever_has_copied_may_come_again_later(
+    far: PoolMover, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.adapters.movers.tcp.PATIENCE_S", 0.2)
+    with closing(PoolMover(SharedPool(BLOCKS, BYTES), secret=SECRET)) as ours:
+        for _ in range(2):
+            assert copied(ours, from_afar(far.address), 2).num_blocks == 1
+            time.sleep(0.5)
+
+
+def test_a_lender_that_could_not_take_somebody_takes_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    accept = socket.socket.accept
+    faults = [OSError(errno.EMFILE, "too many open files"), ConnectionAbortedError()]
+
+    def scarce(listener: socket.socket) -> object:
+        if faults:
+            raise faults.pop()
+        return accept(listener)
+
+    monkeypatch.setattr(socket.socket, "accept", scarce)
+    with (
+        closing(PoolMover(SharedPool(BLOCKS, BYTES), host="127.0.0.1", secret=SECRET)) as lender,
+        closing(PoolMover(SharedPool(BLOCKS, BYTES), secret=SECRET)) as ours,
+    ):
+        lender.publish([BlockStored(name(0), ROOT, BlockId(1))])
+        assert copied(ours, from_afar(lender.address), 0).num_blocks == 1
+        assert not faults

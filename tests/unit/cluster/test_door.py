@@ -1,14 +1,15 @@
 """Who comes in: whoever knows the secret, and nobody else costs anything."""
 
 import socket
+import struct
 from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
 
-from headrace.adapters.frames import FrameWriter, direction_key
+from headrace.adapters.frames import MAX_FRAME_BYTES, FrameWriter, direction_key
 from headrace.adapters.handshake import GREETING_BYTES, greeting, read_secret, stream_secret
-from headrace.cluster.door import MAX_GUESTS, Door
+from headrace.cluster.door import MAX_GUESTS, MAX_HELLO_BYTES, Door
 from headrace.cluster.process import RemoteProcess
 from headrace.cluster.remote import address_of
 from headrace.cluster.wire import FROM_WORKER, Beat, FromWorker, Hello, encode
@@ -100,6 +101,15 @@ def test_so_is_whoever_says_what_another_one_said(door: Door) -> None:
 def test_and_whoever_speaks_another_language(door: Door, data: bytes) -> None:
     with call(door) as stream:
         assert says(door, stream, data) is None
+        assert not list(door)
+
+
+@pytest.mark.parametrize("num_bytes", [MAX_HELLO_BYTES + 1, MAX_FRAME_BYTES])
+def test_and_whoever_begins_with_a_long_message(door: Door, num_bytes: int) -> None:
+    """Before it has come, since nobody knows yet who sends it."""
+    with call(door) as stream:
+        data = introduce(door, stream, SECRET, HELLO)[:GREETING_BYTES]
+        assert says(door, stream, data + struct.pack("<I16s", num_bytes, b"")) is None
         assert not list(door)
 
 

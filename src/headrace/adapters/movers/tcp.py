@@ -8,12 +8,14 @@ blocks alike (`adapters/frames.py`).
 import logging
 import socket
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
 from headrace.adapters.frames import HEADER_BYTES, FrameReader, FrameWriter, direction_key
 from headrace.adapters.handshake import GREETING_BYTES, greeting, stream_secret
+from headrace.adapters.liveness import notice_death
 from headrace.adapters.movers.pool import SharedPool
 from headrace.core.base.errors import TransferError
 from headrace.core.base.types import BlockId
@@ -23,16 +25,30 @@ _log = logging.getLogger(__name__)
 
 TO_LENDER, FROM_LENDER = "to lender", "from lender"  # directions of frames
 MAX_NAMES: Final = 1 << 16  # of one request
-PATIENCE_S: Final = 5.0  # for the next bytes
+PATIENCE_S: Final = 5.0  # for the next bytes, and for all that comes before any proof
+MOMENT_S: Final = 0.001  # a socket with a timeout of 0 would not wait, which is another error
 MAX_STREAMS: Final = 64
+RETRY_S: Final = 0.1
 
 
 class _Stream:
-    """Framed messages over a connected socket, one after another; waits at most PATIENCE_S."""
+    """Framed messages over a connected socket, one after another; waits at most PATIENCE_S, and
+    from the begin to `until_s` in all, where that is given and not taken back.
+    """
 
-    def __init__(self, stream: socket.socket, secret: bytes, sends: str, hears: str) -> None:
+    def __init__(
+        self,
+        stream: socket.socket,
+        secret: bytes,
+        sends: str,
+        hears: str,
+        *,
+        until_s: float | None = None,
+    ) -> None:
+        self.until_s = until_s
         stream.settimeout(PATIENCE_S)
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        notice_death(stream)
         self.socket = stream
         ours = greeting()
         stream.sendall(ours)
@@ -82,6 +98,8 @@ class _Stream:
         """Views are released at once: an error that somebody keeps must not keep a pool open."""
         start = 0
         while start < len(view):
+            if self.until_s is not None:
+                self.socket.settimeout(max(MOMENT_S, self.until_s - time.monotonic()))
             with view[start:] as rest:
                 num_bytes = self.socket.recv_into(rest)
             if not num_bytes:
@@ -98,7 +116,8 @@ class BlockServer:
         self._secret = secret
         self._listener = socket.create_server((host, 0), family=_family(host))
         self._streams: set[socket.socket] = set()
-        self._lock = threading.Lock()  # over the streams
+        self._is_closed = False
+        self._lock = threading.Lock()  # over the streams, and whether more may come
         threading.Thread(target=self._accept, name="headrace-lender", daemon=True).start()
 
     @property
@@ -109,7 +128,10 @@ class BlockServer:
 
     def close(self) -> None:
         # A shutdown wakes whoever waits in accept or recv, which a close does not.
-        for stream in (self._listener, *self._streams):
+        with self._lock:
+            self._is_closed = True
+            streams = (self._listener, *self._streams)
+        for stream in streams:
             with suppress(OSError):
                 stream.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -118,10 +140,14 @@ class BlockServer:
         while True:
             try:
                 stream, _ = self._listener.accept()
-            except OSError:
-                return
+            except OSError as error:
+                if self._is_closed:
+                    return
+                _log.warning("nobody can copy KV for now: %s", error)
+                time.sleep(RETRY_S)
+                continue
             with self._lock:
-                is_too_many = len(self._streams) >= MAX_STREAMS
+                is_too_many = self._is_closed or len(self._streams) >= MAX_STREAMS
                 if not is_too_many:
                     self._streams.add(stream)
             if is_too_many:
@@ -132,14 +158,16 @@ class BlockServer:
     def _serve(self, stream: socket.socket) -> None:
         with stream, suppress(EOFError, OSError):
             try:
-                line = _Stream(stream, self._secret, FROM_LENDER, TO_LENDER)
+                until_s = time.monotonic() + PATIENCE_S
+                line = _Stream(stream, self._secret, FROM_LENDER, TO_LENDER, until_s=until_s)
                 while True:
-                    stream.settimeout(None)  # between two requests there may be hours
                     names = line.receive(MAX_NAMES * NAME_BYTES)
+                    line.until_s = None  # it has shown that it knows the secret
                     stream.settimeout(PATIENCE_S)
                     if len(names) % NAME_BYTES:
                         raise TransferError(f"a request of {len(names)} bytes is none for blocks")
                     self._lend(line, names)
+                    stream.settimeout(None)  # between two requests there may be hours
             except TransferError as error:
                 _log.warning("somebody who may not copy KV has come: %s", error)
         with self._lock:
