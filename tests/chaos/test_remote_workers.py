@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import threading
 from contextlib import ExitStack
 from dataclasses import replace
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from chaos.test_workers import answers, requests, tiny_config, undisturbed, wait_until
+from headrace.adapters.handshake import greeting
 from headrace.cluster.boot import BootedCluster, boot_cluster
 from headrace.core.config.cluster import ClusterConfig
 from headrace.core.config.schema import Config
@@ -90,6 +92,45 @@ def test_a_worker_has_only_so_much_time_to_end(config: Config, port: int) -> Non
             cluster.engine.check()
         finally:
             cluster.close()
+
+
+def test_a_worker_that_leaves_waits_for_no_front_end_that_only_greets(
+    config: Config, port: int
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute, ExitStack() as stack:
+        worker = stack.enter_context(
+            remote_worker(port, mute.getsockname()[1], drain_timeout_s=100)
+        )
+        guest = stack.enter_context(mute.accept()[0])
+        guest.sendall(greeting())
+        cluster = boot_cluster(config)
+        stack.callback(cluster.close)
+        worker.terminate()
+        assert worker.wait(30) == 0
+        assert not names(cluster)
+
+
+_FAULTS = """
+from headrace.cluster import shared
+from headrace.core.base.errors import DeviceError
+boot, faults = shared.boot, [DeviceError("no device"), RuntimeError("odd")]
+def faulty(*words, **names):
+    if faults:
+        raise faults.pop()
+    return boot(*words, **names)
+shared.boot = faulty
+"""
+
+
+def test_a_worker_that_could_not_load_comes_again(config: Config, port: int) -> None:
+    asked = requests(2)
+    wanted = undisturbed(config, asked)
+    with remote_worker(port, before=_FAULTS) as worker, ExitStack() as stack:
+        cluster = boot_cluster(config)
+        stack.callback(cluster.close)
+        assert answers(cluster.text_engine, asked) == wanted
+        cluster.engine.check()
+        assert worker.poll() is None
 
 
 def test_prompts_are_handed_on_between_workers_that_came(config: Config, port: int) -> None:

@@ -18,11 +18,11 @@ from typing import Final
 
 from headrace.adapters.handshake import GREETING_BYTES, greeting, stream_secret
 from headrace.adapters.liveness import notice_death
-from headrace.cluster.shared import Occupied, SharedEngine
+from headrace.cluster.shared import SharedEngine
 from headrace.cluster.wire import Hello, Leave
 from headrace.cluster.worker import Service
 from headrace.cluster.worker_line import WorkerLine
-from headrace.core.base.errors import ConfigError, TransferError
+from headrace.core.base.errors import ConfigError, HeadraceError
 from headrace.core.base.worker import Role
 from headrace.live.boot import AsWorker
 
@@ -53,8 +53,15 @@ class Leaving:
 
     def __init__(self, within_s: float) -> None:
         self._within_s = within_s
+        # Links have threads of their own, and a signal may come within another one's turn.
+        self._lock = threading.RLock()  # over both that follow
         self._lines: frozenset[WorkerLine] = frozenset()  # over which requests may come
         self.has_begun = False
+
+    @property
+    def is_over(self) -> bool:
+        """It leaves, and no front end has anything here any more."""
+        return self.has_begun and not self._lines
 
     def take_signals(self) -> None:
         """For good, in the main thread."""
@@ -62,16 +69,24 @@ class Leaving:
             signal.signal(number, self._on_signal)
 
     def begins(self, line: WorkerLine) -> None:
-        self._lines |= {line}
+        """A line that comes too late is cut."""
+        with self._lock:
+            is_late = self.has_begun
+            if not is_late:
+                self._lines |= {line}
+        if is_late:
+            line.cut()
 
     def ends(self, line: WorkerLine) -> None:
-        self._lines -= {line}
+        with self._lock:
+            self._lines -= {line}
 
     def _on_signal(self, *_: object) -> None:
-        lines = self._lines
-        if not lines or self.has_begun:
-            raise SystemExit(0)
-        self.has_begun = True
+        with self._lock:
+            lines = self._lines
+            if not lines or self.has_begun:
+                raise SystemExit(0)
+            self.has_begun = True
         # In a thread, since whoever sends on a line may be what was interrupted.
         threading.Thread(target=self._ask, args=(lines,), daemon=True).start()
 
@@ -103,9 +118,13 @@ def serve_fronts(
         for front in fronts:
             link = Link(front, secret, hello, engine, leaving, ends.put)
             threading.Thread(target=link.run, name=f"headrace-front-{front}", daemon=True).start()
-        for _ in fronts:
-            fault = ends.get() or fault
-            if fault is not None:
+        num_links = len(fronts)
+        # Those that wait for a front end, or for its first word, have nothing to end.
+        while num_links and not leaving.is_over:
+            end = ends.get()
+            num_links -= 1
+            if end is not None:
+                fault = end
                 _log.warning("one front end less to work for: %s", fault.message)
     if fault is not None and not leaving.has_begun:
         raise fault
@@ -164,7 +183,7 @@ class Link:
     def run(self) -> None:
         while not self._leaving.has_begun:
             self._was_configured = False
-            why = ""
+            why, is_fault = "", False
             try:
                 meet_front(
                     self._front, self._secret, self._hello, self._engine, self._leaving, self._note
@@ -172,20 +191,26 @@ class Link:
             except ConfigError as error:
                 self._end(error)
                 return
-            except Occupied as error:
-                why = error.message
-            except (EOFError, OSError, TransferError) as error:
+            except (EOFError, OSError) as error:
                 why = str(error)
+            except HeadraceError as error:
+                why, is_fault = error.message, True
+            except Exception as error:
+                # Without this link the worker would look alive, and come to nobody.
+                _log.exception("a fault of headrace")
+                why, is_fault = f"unexpected {type(error).__name__}: {error}", True
             if self._leaving.has_begun:
                 break
             why = why or ("it is gone" if self._was_configured else "it hung up: same secret?")
             _log.warning("no front end at %s port %d: %s", *self._front, why)
+            if self._was_configured and not is_fault:
+                self._delay_s = FIRST_DELAY_S
             time.sleep(self._delay_s)
             self._delay_s = min(2 * self._delay_s, LONGEST_DELAY_S)
         self._end(None)
 
     def _note(self) -> None:
-        self._was_configured, self._delay_s = True, FIRST_DELAY_S
+        self._was_configured = True
         _log.warning("working for the front end at %s port %d", *self._front)
 
 
