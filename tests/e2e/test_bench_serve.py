@@ -2,6 +2,8 @@
 
 import csv
 import json
+import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -115,3 +117,14 @@ def test_tables_and_notes(server: RunningServer, capsys: pytest.CaptureFixture[s
     assert "8 client(s) held with at least 90% good, more was not tried" in printed.out
     assert "TTFT since sent" in printed.out
     assert "warning: 8 answers are few" in printed.err
+
+
+def test_ctrl_c_ends_a_run_with_its_report(bench: Bench, tmp_path: Path) -> None:
+    lines = tmp_path / "requests.csv"
+    threading.Timer(2.0, signal.raise_signal, [signal.SIGINT]).start()
+    flags = ["--rate", "20", "--length-scale", "0.01", "--turns", "1", "--csv", str(lines)]
+    found = bench(*flags, "--duration-s", "60", code=130)
+    num_counted = found["report"]["num_counted"]
+    assert 0 < num_counted < 1000
+    assert "ended early by Ctrl-C" in found["report"]["warnings"][0]
+    assert len(lines.read_text().splitlines()) == 1 + num_counted

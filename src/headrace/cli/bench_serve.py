@@ -1,7 +1,10 @@
 """`headrace bench serve`: traffic for any OpenAI-compatible server, and what it was good for."""
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+import asyncio
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -14,7 +17,7 @@ from headrace.bench.serve.outcome import Outcome
 from headrace.bench.serve.page import page_of
 from headrace.bench.serve.report import Report
 from headrace.bench.serve.results import ServeResults, requests_csv
-from headrace.bench.serve.run import Bench, SearchReport
+from headrace.bench.serve.run import CONCURRENCY, Bench, SearchReport
 from headrace.bench.serve.source import fitting
 from headrace.bench.serve.tables import tables_of
 from headrace.bench.serve.wording import Wording
@@ -25,6 +28,7 @@ from headrace.cli.output import print_json, print_table, report_note
 from headrace.core.base.errors import ConfigError
 
 MAX_TOKENS = 1 << 17  # of a request, where neither server nor flag says
+ENDING = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
 TEMPLATE_TOKENS = 64  # that a chat's template may add to a prompt
 
 
@@ -35,11 +39,13 @@ class _Found:
     report: Report | None
     search: SearchReport | None
     outcomes: Sequence[Outcome]
+    stopped_by: signal.Signals | None = None
 
 
 def bench_serve(
     url: str, server: ServerFlags, flags: TrafficFlags, judged: JudgeFlags, output: ReportFlags
 ) -> int:
+    check_writable(output)
     target = target_of(url, server)
     traffic, rules = traffic_of(flags, judged), rules_of(flags, judged)
     words = words_of(server.tokenizer)
@@ -53,7 +59,9 @@ def bench_serve(
         await probe(asked, Wording(words))
         with showing_runs(shows_total=traffic.duration_s is None) as on_progress:
             bench = Bench(asked, rules, words, metrics_url, on_progress)
-            return await _measure(bench, fitted, judged, start_of(flags, judged), traffic)
+            with _ending_early(bench) as heard:
+                measured = await _measure(bench, fitted, judged, start_of(flags, judged), traffic)
+            return replace(measured, stopped_by=heard[0] if heard else None)
 
     found = uvloop.run(measure())
     results = ServeResults(
@@ -62,14 +70,38 @@ def bench_serve(
         model=found.model,
         endpoint=target.endpoint,
         asked={**asdict(server), "api_key": "", **asdict(flags), **asdict(judged)},
-        traffic=words_about(flags, traffic),
+        traffic=words_about(as_held(flags, found.search), traffic),
         seed=traffic.seed,
         num_left_out=found.num_left_out,
         slo=rules.slo,
         report=found.report,
         search=found.search,
     )
-    return _give(results, found.outcomes, rules, output)
+    code = _give(results, found.outcomes, rules, output)
+    return code if found.stopped_by is None else 128 + found.stopped_by
+
+
+@contextmanager
+def _ending_early(bench: Bench) -> Iterator[list[signal.Signals]]:
+    """The first signal ends the run, whose figures are shown then; a second one ends the command.
+    Yields what was heard.
+    """
+    loop = asyncio.get_running_loop()
+    heard: list[signal.Signals] = []
+
+    def leave(number: signal.Signals) -> None:
+        heard.append(number)
+        for one in ENDING:
+            loop.remove_signal_handler(one)
+        bench.stop(ENDING[number])
+
+    for one in ENDING:
+        loop.add_signal_handler(one, leave, one)
+    try:
+        yield heard
+    finally:
+        for one in ENDING:
+            loop.remove_signal_handler(one)
 
 
 async def _measure(
@@ -108,6 +140,15 @@ def fitted_to(traffic: Traffic, max_tokens: int) -> Traffic:
     return msgspec.structs.replace(traffic, max_tokens=max_tokens)
 
 
+def as_held(flags: TrafficFlags, search: SearchReport | None) -> TrafficFlags:
+    """What was offered in the run of a search that is reported."""
+    if search is None or search.held is None:
+        return flags
+    if search.of == CONCURRENCY:
+        return replace(flags, concurrency=round(search.held))
+    return replace(flags, rate=search.held)
+
+
 def words_about(flags: TrafficFlags, traffic: Traffic) -> str:
     """What was offered, in words."""
     profile = traffic.profile
@@ -125,7 +166,7 @@ def words_about(flags: TrafficFlags, traffic: Traffic) -> str:
     elif flags.ramp is not None:
         when = f"{shape}, requests per second {flags.ramp}"
     elif flags.rate is not None:
-        when = f"{flags.rate:g} requests/s" + ("" if flags.trace else f", {shape}")
+        when = f"{flags.rate:.4g} requests/s" + ("" if flags.trace else f", {shape}")
     elif flags.trace:
         when = f"{flags.speed:g} times its speed"
     else:
@@ -136,18 +177,20 @@ def words_about(flags: TrafficFlags, traffic: Traffic) -> str:
 def _give(
     results: ServeResults, outcomes: Sequence[Outcome], rules: Rules, output: ReportFlags
 ) -> int:
-    """Exit code 1 where the figures are no measurement, or no load held."""
-    if output.json:
-        print_json(msgspec.to_builtins(results))
-    else:
-        for table in tables_of(results):
-            print_table(table)
+    """Exit code 1 where the figures are no measurement, or no load held. Files come first: standard
+    output may be closed by then.
+    """
     if output.out:
         _write(output.out, results.to_json().decode())
     if output.csv:
         _write(output.csv, requests_csv(outcomes, rules))
     if output.html:
         _write(output.html, page_of(results, outcomes, rules))
+    if output.json:
+        print_json(msgspec.to_builtins(results))
+    else:
+        for table in tables_of(results):
+            print_table(table)
     if results.num_left_out:
         report_note(f"left out: {results.num_left_out} requests longer than the server takes")
     report, search = results.report, results.search
@@ -158,10 +201,24 @@ def _give(
             report_note(f"failed ({kind}), for example: {' '.join(detail.split())}")
     faults = list(report.faults) if report is not None else []
     if search is not None and search.stopped_by:
-        faults.append(search.stopped_by)
+        faults.append(f"the search has not come to its end: {search.stopped_by}")
     for fault in faults:
         report_note(f"not a measurement: {fault}")
     return 1 if faults or report is None else 0
+
+
+def check_writable(output: ReportFlags) -> None:
+    """That no run is made whose figures have nowhere to go. Raises ConfigError."""
+    for file in filter(None, (output.out, output.csv, output.html)):
+        path = Path(file).expanduser()
+        was_there = path.exists()
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.open("a").close()
+        except OSError as error:
+            raise ConfigError(f"cannot write to {path}: {error.strerror}") from error
+        if not was_there:
+            path.unlink()
 
 
 def _write(file: str, text: str) -> None:

@@ -56,7 +56,7 @@ def target_of(url: str, flags: ServerFlags) -> Target:
         url=base_of(url),
         model=flags.model,
         endpoint=flags.endpoint,
-        api_key=flags.api_key or os.environ.get("OPENAI_API_KEY", ""),
+        api_key=_key_of(flags),
         extra_body=extra,
         asks_usage=flags.usage,
         reuses_connections=not flags.new_connections,
@@ -69,10 +69,26 @@ def base_of(url: str) -> str:
     """The server's address, whether it was given with the API's path or without."""
     if not url:
         raise ConfigError("there is no server to load", hint="--url http://127.0.0.1:8000")
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
+    try:
+        parts = urlsplit(url)
+        _ = parts.port  # looked at only when it is asked for
+        is_good = parts.scheme in ("http", "https") and parts.hostname and not parts.query
+    except ValueError:
+        is_good = False
+    if not is_good:
         raise ConfigError(f"--url is {url!r}", hint="--url http://127.0.0.1:8000")
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
+
+
+def _key_of(flags: ServerFlags) -> str:
+    """Raises ConfigError, which must not show the key."""
+    key = flags.api_key or os.environ.get("OPENAI_API_KEY", "")
+    if not (key.isascii() and key.isprintable()):
+        raise ConfigError(
+            "the key has a character that no header takes",
+            hint="--api-key or OPENAI_API_KEY: printable ASCII, no end of line",
+        )
+    return key
 
 
 def words_of(tokenizer: str | None) -> Sequence[str]:

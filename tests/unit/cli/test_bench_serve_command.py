@@ -1,11 +1,14 @@
 """`headrace bench serve`: what its flags mean, and which are refused."""
 
+from pathlib import Path
+
+import msgspec
 import pytest
 
-from headrace.bench.serve.run import Progress
-from headrace.cli.bench_serve import fitted_to, words_about
+from headrace.bench.serve.run import Progress, SearchReport
+from headrace.cli.bench_serve import as_held, check_writable, fitted_to, words_about
 from headrace.cli.bench_serve_asked import base_of, rules_of, start_of, target_of, traffic_of
-from headrace.cli.bench_serve_flags import JudgeFlags, ServerFlags, TrafficFlags
+from headrace.cli.bench_serve_flags import JudgeFlags, ReportFlags, ServerFlags, TrafficFlags
 from headrace.cli.bench_serve_progress import showing_runs
 from headrace.cli.main import main
 from headrace.core.base.errors import ConfigError
@@ -16,6 +19,9 @@ from headrace.core.base.errors import ConfigError
     [
         ("", "there is no server to load"),
         ("--url ftp://x --rate 1", "--url is 'ftp://x'"),
+        ("--url http://[::1 --rate 1", "--url is 'http://[::1'"),
+        ("--url http://127.0.0.1:99999 --rate 1", "--url is 'http://127.0.0.1:99999'"),
+        ("--url http://127.0.0.1:1 --rate 1 --api-key a\x01b", "the key has a character"),
         ("--url http://127.0.0.1:1", "nothing says when requests come"),
         ("--url http://127.0.0.1:1 --rate 1 --burst", "--rate and --burst say different times"),
         ("--url http://127.0.0.1:1 --rate 0", "--rate is 0"),
@@ -118,3 +124,26 @@ def test_progress_is_a_line_now_and_then(
         monkeypatch.setattr("headrace.cli.bench_serve_progress.EVERY_S", 0.0)
         show(now)
         assert capsys.readouterr().err == "rate 2: 3 ended, 1 good, 1 failed, 4 under way\n"
+
+
+def test_files_that_cannot_be_written_are_told_before_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = ["bench", "serve", "--url", "http://127.0.0.1:1", "--model", "m", "--rate", "1"]
+    assert main([*line, "--html", str(tmp_path)]) == 2
+    assert f"cannot write to {tmp_path}: Is a directory" in capsys.readouterr().err
+    kept = tmp_path / "kept.csv"
+    kept.write_text("before")
+    check_writable(ReportFlags(csv=str(kept), out=str(tmp_path / "new" / "out.json")))
+    assert kept.read_text() == "before"
+    assert not (tmp_path / "new" / "out.json").exists()
+
+
+def test_what_was_offered_is_that_of_the_run_that_held() -> None:
+    search = SearchReport(
+        of="rate", demanded_attainment=0.9, held=4.0, failed=8.0, is_settled=False, trials=[]
+    )
+    assert as_held(TrafficFlags(rate=1.0), search).rate == 4.0
+    clients = msgspec.structs.replace(search, of="concurrency")
+    assert as_held(TrafficFlags(concurrency=2), clients).concurrency == 4
+    assert as_held(TrafficFlags(rate=1.0), None).rate == 1.0

@@ -47,10 +47,12 @@ class Driver:
         self._stopped = asyncio.Event()
         self.num_in_flight = 0
         self.most_in_flight = 0
+        self.num_left = 0  # under way when the run was stopped
         self.outcomes: list[Outcome] = []
 
     def stop(self) -> None:
         """Send nothing more and leave what is under way, which has no outcome then."""
+        self.num_left = self.num_in_flight
         self._stopped.set()
 
     async def run(self) -> None:

@@ -68,7 +68,7 @@ class SearchReport(msgspec.Struct, frozen=True, kw_only=True):
     failed: float | None
     is_settled: bool  # or else the trials were used up, or the client was too slow
     trials: list[Trial]
-    stopped_by: str = ""  # a client that was too slow
+    stopped_by: str = ""  # a client that was too slow, or whoever runs it
 
 
 @dataclass
@@ -81,6 +81,14 @@ class Bench:
     metrics_url: str
     on_progress: OnProgress
     outcomes: list[Outcome] = field(default_factory=list)  # of the last run
+    stopped_by: str = ""
+    _driver: Driver | None = field(default=None, init=False)
+
+    def stop(self, reason: str) -> None:
+        """End early, with the figures of what has been answered."""
+        self.stopped_by = reason
+        if self._driver is not None:
+            self._driver.stop()
 
     async def measure(self, traffic: Traffic, label: str = "") -> Report:
         """One run to its end."""
@@ -97,7 +105,7 @@ class Bench:
         trials: list[Trial] = []
         best: tuple[Report | None, list[Outcome]] = (None, [])
         stopped_by = ""
-        while (level := search.next_level()) is not None and not stopped_by:
+        while (level := search.next_level()) is not None and not (stopped_by or self.stopped_by):
             seed = traffic.seed + len(trials)
             trial_traffic = (
                 traffic.at_rate(level, seed)
@@ -105,6 +113,8 @@ class Bench:
                 else traffic.at_concurrency(round(level), seed)
             )
             report, is_cut = await self._run(trial_traffic, f"{of} {level:.3g}", gives_up=True)
+            if self.stopped_by:
+                break  # its last trial has no end, and is none
             trial = self._trial(level, seed, report, is_cut_short=is_cut)
             trials.append(trial)
             search.tell(level, holds=trial.holds)
@@ -119,7 +129,7 @@ class Bench:
             failed=search.failed,
             is_settled=search.is_settled,
             trials=trials,
-            stopped_by=stopped_by,
+            stopped_by=self.stopped_by or stopped_by,
         )
         return found, *best
 
@@ -157,7 +167,9 @@ class Bench:
                     asker, traffic, source, wording, on_end=tally.add, max_in_flight=room
                 )
                 tally.driver, tally.gives_up = driver, gives_up
-                await driver.run()
+                self._driver = driver
+                if not self.stopped_by:
+                    await driver.run()
             after = await read_totals(session, self.metrics_url)
         self.outcomes = driver.outcomes
         client = watch.facts(
@@ -165,7 +177,17 @@ class Bench:
             most_in_flight=driver.most_in_flight,
         )
         server = facts_between(before, after)
-        return report_of(driver.outcomes, traffic, self.rules, client, server), tally.has_given_up
+        report = report_of(driver.outcomes, traffic, self.rules, client, server)
+        if self.stopped_by:
+            report.warnings.insert(0, _cut_words(self.stopped_by, driver.num_left))
+        return report, tally.has_given_up
+
+
+def _cut_words(stopped_by: str, num_left: int) -> str:
+    return (
+        f"the run was ended early by {stopped_by}: {num_left} requests under way, the slow ones "
+        "more than others, are in no figure"
+    )
 
 
 class _Tally:

@@ -86,7 +86,7 @@ def against(server: Server, use: Use, *, rules: Rules = RULES, **target: Any) ->
         app.router.add_get("/v1/models", server.models)
         app.router.add_post("/v1/completions", server.answer)
         app.router.add_post("/v1/chat/completions", server.answer)
-        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         host, port = runner.addresses[0][:2]
@@ -198,7 +198,7 @@ def test_nobody_listens() -> None:
 
 
 def test_the_search_finds_how_many_clients_have_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.bench.serve.run.SETTLE_S", 0.0)
+    monkeypatch.setattr("headrace.bench.serve.run.SETTLE_S", 0.05)  # of clients who have left
     server = Server()
     server.room, server.hold_s = 5, 0.1
     traffic = Traffic(profile=QUESTIONS, num_requests=24, think_s=0.0, concurrency=1, seed=7)
@@ -281,3 +281,41 @@ def test_what_is_wrong_is_said_before_the_load() -> None:
             await probe(bench.target, wording)
 
     against(server, use)
+
+
+def test_a_run_that_is_ended_early_has_the_figures_of_what_was_answered() -> None:
+    server = Server()
+    traffic = msgspec.structs.replace(BURST, is_burst=False, concurrency=1, think_s=0.0)
+
+    async def use(bench: Bench) -> Report:
+        def stop_after_three(one: Progress) -> None:
+            if one.num_ended == 3:
+                server.hold_s = 30.0
+                asyncio.get_running_loop().call_later(0.2, bench.stop, "Ctrl-C")
+
+        bench.on_progress = stop_after_three
+        return await bench.measure(traffic)
+
+    report = against(server, use)
+    assert (report.num_counted, report.since_due.num_good, report.faults) == (3, 3, [])
+    assert "ended early by Ctrl-C: 1 requests under way" in report.warnings[0]
+
+
+def test_a_search_that_is_ended_early_keeps_the_trials_that_had_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("headrace.bench.serve.run.SETTLE_S", 0.0)
+    traffic = Traffic(profile=QUESTIONS, num_requests=6, think_s=0.0, concurrency=1)
+
+    async def use(bench: Bench) -> Any:
+        def stop_in_the_second(one: Progress) -> None:
+            if one.label == "concurrency 4":
+                bench.stop("Ctrl-C")
+
+        bench.on_progress = stop_in_the_second
+        return await bench.search(traffic, CONCURRENCY, 2, 12)
+
+    search, report, outcomes = against(Server(), use)
+    assert [(trial.level, trial.holds) for trial in search.trials] == [(2.0, True)]
+    assert (search.held, search.failed, search.stopped_by) == (2.0, None, "Ctrl-C")
+    assert report.num_counted == len(outcomes) == 6
