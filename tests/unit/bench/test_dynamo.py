@@ -65,5 +65,6 @@ def test_an_index_that_finds_less_is_no_peer() -> None:
         measure_dynamo([(0, names)], [names], num_hit_blocks=5, num_passes=1)
 
 
-def test_where_it_is_not_installed_nothing_is_compared() -> None:
+def test_where_it_is_not_installed_nothing_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dynamo, "PACKAGE", "headrace-has-no-such-package")
     assert measure(num_workers=4, num_replicas=2048, num_decisions=3).dynamo is None

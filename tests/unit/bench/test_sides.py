@@ -69,4 +69,5 @@ def test_two_servers_get_the_same_prompts_in_turn() -> None:
         assert [(r.load, r.num_requests, r.num_prompt_tokens) for r in side.reports] == [
             ("prefill", 3, 3 * 2048)
         ] * 2
-    assert all(row.ratios[0] == 1.0 and row.ratios[1] > 0 for row in compare(sides))
+    # Two tokens that come in one piece have no time between them, and a ratio of 0.
+    assert all(row.ratios[0] == 1.0 and row.ratios[1] >= 0 for row in compare(sides))

@@ -36,9 +36,8 @@ def another(setting: Setting) -> Any:
         return "other"
     if setting.type is tuple:
         return ["one"]
-    return setting.type(7 if setting.high is None or setting.high >= 7 else setting.high) + (
-        4096 if setting.low == 1024 else 0
-    )
+    least = max(7, setting.low or 0)
+    return setting.type(least if setting.high is None else min(least, setting.high))
 
 
 def text(value: Any) -> str:
