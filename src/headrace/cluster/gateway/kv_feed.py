@@ -23,10 +23,16 @@ REPLAY_TIMEOUT_S: Final = 5.0  # without a batch
 MAX_REPLAYED: Final = 1 << 18  # batches
 MOST_WAITING: Final = 100_000  # batches, as many as an engine keeps
 RETRY_S: Final = 5.0
+REJOIN_S: Final = 0.1
 RECONNECT_MS: Final = 100
 MOST_RECONNECT_MS: Final = 5000
 
 _END: Final = b"\xff" * 8
+_ENDS: Final = (
+    zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+)
 
 _log = logging.getLogger(__name__)
 
@@ -58,17 +64,27 @@ class KvFeed:
             while True:
                 try:
                     await self._follow(context)
+                    _log.info("engine %s: its stream of KV events has ended", self._name)
+                    await asyncio.sleep(REJOIN_S)
                 except zmq.ZMQError as error:
                     _log.error("engine %s: no KV events: %s", self._name, error)
-                await asyncio.sleep(RETRY_S)
+                    await asyncio.sleep(RETRY_S)
         finally:
             context.destroy(linger=0)
 
     async def _follow(self, context: zmq.asyncio.Context) -> None:
-        with _socket(context, zmq.SUB, self._events_url) as socket:
+        """Until the stream ends, and all that came by then is heard."""
+        with (
+            _socket(context, zmq.SUB, self._events_url) as socket,
+            # ZeroMQ joins again by itself, but not after a message that is none or too long.
+            socket.get_monitor_socket(_ENDS) as monitor,
+        ):
             socket.setsockopt(zmq.SUBSCRIBE, b"")
-            await self._replay(context, 0)
-            while True:
+            poller = zmq.asyncio.Poller()
+            poller.register(socket, zmq.POLLIN)
+            poller.register(monitor, zmq.POLLIN)
+            await self._replay(context, self._next or 0)
+            while socket in dict(await poller.poll()):
                 frames = await socket.recv_multipart()
                 if len(frames) == 3 and len(frames[1]) == 8 and frames[1] != _END:
                     await self._take(context, int.from_bytes(frames[1], "big"), frames[2])

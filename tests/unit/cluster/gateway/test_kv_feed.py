@@ -165,3 +165,21 @@ def test_a_replay_that_never_answers_holds_nothing_up_for_long(monkeypatch: Any)
     context.destroy(linger=0)
     assert heard.batches == [b"0", b"2"]
     assert feed.num_gaps == 1
+
+
+def test_a_message_that_is_too_long_costs_itself_alone(monkeypatch: Any) -> None:
+    """ZeroMQ ends the stream there, and does not join again."""
+    monkeypatch.setattr("headrace.cluster.gateway.kv_feed.MAX_BATCH_BYTES", 1000)
+    with kv_publisher() as publisher:
+
+        async def play(heard: Heard) -> None:
+            publisher.publish(b"0")
+            await until(lambda: heard.batches)
+            publisher.send_raw([b"", (1).to_bytes(8, "big"), bytes(1001)])
+            await asyncio.to_thread(publisher.await_subscriber)
+            publisher.publish(b"1")
+            await until(lambda: len(heard.batches) == 2)
+
+        heard, feed = listen(publisher, play)
+    assert heard.batches == [b"0", b"1"]
+    assert (heard.num_begun, feed.num_gaps) == (0, 0)
