@@ -68,6 +68,13 @@ def _end_on_signals() -> None:
         is_told = True
         raise SystemExit(0)
 
+    def lost(fault: "sys.UnraisableHookArgs") -> None:
+        # In a callback of the import system, say, from which no exception comes through.
+        if fault.exc_type is SystemExit:
+            os._exit(0)
+        sys.__unraisablehook__(fault)
+
+    sys.unraisablehook = lost
     for number in _SIGNALS:
         signal.signal(number, end)
 

@@ -229,8 +229,9 @@ def test_exit_codes(
         "atexit.register(tell)",
         "atexit.register(tell); sys.modules['headrace.cli.app'] = Telling()",
         "sys.modules['headrace.cli.app'] = Deaf()",
+        "sys.modules['headrace.cli.app'] = Losing()",
     ],
-    ids=["at exit", "told before", "told twice"],
+    ids=["at exit", "told before", "told twice", "in a callback"],
 )
 def test_signals_at_the_end_change_nothing(trouble: str) -> None:
     script = f"""
@@ -247,6 +248,12 @@ class Deaf:  # as a callback of the interpreter, in which exceptions are lost
                 os.kill(os.getpid(), number)
             except SystemExit:
                 pass
+        return 1
+class Last:
+    __del__ = lambda self: os.kill(os.getpid(), signal.SIGTERM)
+class Losing:
+    def run(self, tokens):
+        Last()
         return 1
 class Ended:
     run = lambda self, tokens: 0
