@@ -249,6 +249,13 @@ def test_workers_that_nobody_described_are_not_simulated() -> None:
         run_trial(unknown, Trial())
 
 
+def test_traffic_of_months_is_refused_unless_it_is_made_shorter() -> None:
+    found = recording([line(0, 0.0, [1] * 20), line(1, 100 * 86400.0, [2] * 20)])
+    with pytest.raises(ConfigError, match="100 days of traffic are more than the 31"):
+        run_trial(found, Trial())
+    assert run_trial(found, Trial(speed=1e6)).trace_hash
+
+
 def test_workers_on_average() -> None:
     found = read_recording(lines_of([line(0, 0.0, [1] * 20)], pool(3), pool(1, role=Role.DECODE)))
     assert recorded_outcomes(found, Slo()).num_workers == 4.0

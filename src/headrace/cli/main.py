@@ -3,11 +3,13 @@
 0 done · 1 the answer is bad, or headrace failed · 2 the operator must change something · 130 Ctrl-C
 """
 
+import errno
 import os
 import re
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from headrace import __version__
 
@@ -32,6 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if "--debug" in tokens:
         tokens.remove("--debug")
         is_debug = True
+    _open_streams()
     try:
         from headrace.cli.app import run
 
@@ -53,6 +56,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             # Python's own end takes a while, and the default of a signal would be its exit status.
             for number in _SIGNALS:
                 signal.signal(number, signal.SIG_IGN)
+
+
+def _open_streams() -> None:
+    """Streams that were closed before Python began are None, which nobody expects."""
+    sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115
+    sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115
 
 
 def _end_on_signals() -> None:
@@ -95,6 +104,9 @@ def _report(error: Exception) -> int:
         return WRONG_USE if isinstance(error, ConfigError | RequestError) else FAILED
     if isinstance(error, OSError) and error.filename is not None:
         report_error(f"{error.filename}: {(error.strerror or str(error)).lower()}")
+        return FAILED
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+        report_error(f"cannot write: {(error.strerror or str(error)).lower()}")
         return FAILED
     if isinstance(error, AttributeError | TypeError) and _OTHER_BUILD.search(str(error)):
         report_error(

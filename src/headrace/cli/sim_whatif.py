@@ -13,7 +13,7 @@ from headrace.cli.sim_whatif_flags import SloFlags, WhatIfFlags
 from headrace.core.base.errors import ConfigError
 from headrace.core.base.request import Slo
 from headrace.core.config.settings import SETTINGS
-from headrace.core.workload.recording import Recording
+from headrace.core.workload.recording import MAX_BLOCKS, Recording
 from headrace.sim.compare import NUM_BLOCKS, NUM_DRAWS, Run, compare, figures, misses
 from headrace.sim.outcomes import recorded_outcomes
 from headrace.sim.whatif import Changes, Trial, default_slo, run_trial, span_s
@@ -33,7 +33,7 @@ _SETTING_OF: Final = {
     "decode": "cluster.decode",
 }
 INTERVALS: Final = (
-    f"intervals: 95 % of {NUM_DRAWS} draws of a paired bootstrap over {NUM_BLOCKS} blocks of"
+    f"intervals: 95 % of {NUM_DRAWS} draws of a paired bootstrap over up to {NUM_BLOCKS} blocks of"
     " neighbouring requests, the same requests for both"
 )
 
@@ -82,7 +82,13 @@ def changes_of(flags: WhatIfFlags) -> Changes:
     for name in ("kv_link_gb_s", "kv_host_gb_s", "kv_disk_gb_s"):
         gb_s = getattr(flags, name)
         check_range(f"--{name.replace('_', '-')}", 1.0 if gb_s is None else gb_s, 1e-6, 1e6)
-    check_range("--kv-blocks", 1 if flags.kv_blocks is None else flags.kv_blocks, 1, 1 << 40)
+    for tier in ("host", "disk"):
+        if getattr(flags, f"kv_{tier}_gb_s") is not None and getattr(flags, f"kv_{tier}") is None:
+            raise ConfigError(
+                f"--kv-{tier}-gb-s is the speed of a tier that is not there",
+                hint=f"--kv-{tier} 64GiB says how large it is",
+            )
+    check_range("--kv-blocks", 1 if flags.kv_blocks is None else flags.kv_blocks, 1, MAX_BLOCKS)
     check_range("--speed", flags.speed, 1e-6, 1e6)
     check_range("--seeds", flags.seeds, 1, 1000)
     check_range("--price", 0.0 if flags.price is None else flags.price, 0.0, 1e9)

@@ -25,6 +25,8 @@ from headrace.sim.traffic import VOCAB, RecordedSource
 
 MEMORY_LINK: Final = "memory"  # between workers of one machine, as cost models call it
 DISK_LINK: Final = "disk"
+DAY_S: Final = 86400.0
+MAX_SPAN_S: Final = 31 * DAY_S  # workers tell their load each tenth of a second, busy or not
 MESSAGE_MS: Final = 0.2  # from front end to worker, and back
 
 
@@ -80,6 +82,12 @@ def default_slo(recording: Recording, trial: Trial) -> Slo:
 def build_trial(recording: Recording, trial: Trial, source: RecordedSource) -> Cluster:
     """Raises ConfigError where nobody would decode, or what workers are is not in the recording."""
     begin, changes = recording.begin, trial.changes
+    if (length_s := span_s(recording, trial.speed)) > MAX_SPAN_S:
+        raise ConfigError(
+            f"{length_s / DAY_S:,.4g} days of traffic are more than the {MAX_SPAN_S / DAY_S:g} "
+            "that are simulated",
+            hint="sim whatif --speed lets requests come sooner after each other",
+        )
     pools = pools_of(recording, changes)
     router = begin.router
     is_alone = begin.is_alone and sum(pool.num_workers for pool in pools) == 1

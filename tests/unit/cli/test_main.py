@@ -282,3 +282,17 @@ def test_a_reader_that_has_had_enough_is_no_fault() -> None:
     )
     os.close(write)
     assert (done.returncode, done.stderr) == (1, "")
+
+
+@pytest.mark.parametrize(
+    ("to", "code", "words"),
+    [(">&-", 0, ""), (">/dev/full", 1, "error: cannot write: no space left on device\n")],
+)
+def test_an_answer_that_has_nowhere_to_go(to: str, code: int, words: str) -> None:
+    words_of_it = "plan roofline --preset reference-70b-h100 --json"
+    line = f"{sys.executable} -m headrace.cli.main {words_of_it} {to}"
+    done = subprocess.run(["sh", "-c", line], stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, [one for one in done.stderr.splitlines() if "error" in one]) == (
+        code,
+        words.splitlines(),
+    )

@@ -14,15 +14,17 @@ Decides what a line means; refuses to know where lines come from or go to.
 import sys
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import fields, is_dataclass
 from hashlib import blake2b
-from typing import Final, TypeAlias
+from math import inf
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
 from headrace.core.base.errors import ConfigError
 from headrace.core.base.metrics import Metric
 from headrace.core.base.plan import WorkerSpec
-from headrace.core.base.request import SeqSpec, Slo
+from headrace.core.base.request import FinishReason, SeqSpec, Slo
 from headrace.core.base.types import Ns
 from headrace.core.base.worker import Role
 from headrace.core.config.schema import RouterConfig, WorkerConfig
@@ -34,6 +36,11 @@ NAME_BYTES: Final = 8
 KEY_BYTES: Final = 32
 _TOKEN_BYTES: Final = array("I").itemsize
 REJECTED: Final = "rejected"  # how a sequence ended that was never accepted
+_ENDS: Final = {REJECTED, *FinishReason}
+MAX_TOKENS: Final = 1 << 24  # of a sequence, and of a block
+MAX_WORKERS: Final = 1 << 12
+MAX_BLOCKS: Final = 1 << 22  # of a worker: each takes room here, too
+MAX_STEP_NS: Final = 3600e9
 
 
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -259,6 +266,8 @@ def _decoded(lines: Iterable[bytes]) -> Iterator[Line | None]:
     for number, text in enumerate(lines, 1):
         try:
             line = _decoder.decode(text)
+        except RecursionError:
+            raise ConfigError(f"line {number} of the recording is damaged: too deep") from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             if number > 1 and not text.endswith(b"\n"):
                 yield None
@@ -266,14 +275,68 @@ def _decoded(lines: Iterable[bytes]) -> Iterator[Line | None]:
             raise ConfigError(f"line {number} of the recording is damaged: {error}") from error
         if number == 1 and not (isinstance(line, Begin) and line.format == FORMAT):
             raise ConfigError(f"not a recording of format {FORMAT}")
-        if isinstance(line, Recorded):
-            _check(number, line)
+        if fault := _fault_of(line):
+            raise ConfigError(f"line {number} of the recording is damaged: {fault}")
         yield line
 
 
-def _check(number: int, line: Recorded) -> None:
-    names = len(line.blocks), len(line.tail)
-    if line.prompt_tokens < 1 or line.output_tokens < 0 or line.arrived_ns < 0:
-        raise ConfigError(f"line {number} of the recording is damaged: a length or time below 0")
-    if names[0] % NAME_BYTES or names[1] not in (0, NAME_BYTES):
-        raise ConfigError(f"line {number} of the recording is damaged: names have 8 bytes")
+def _fault_of(line: Line) -> str:
+    """What cannot be, and would keep a simulation from its end; empty = nothing."""
+    match line:
+        case Begin():
+            return _outside("block_tokens", line.block_tokens, 1, MAX_TOKENS)
+        case Pools():
+            return next((fault for pool in line.pools if (fault := _fault_of_pool(pool))), "")
+        case Recorded():
+            return _fault_of_request(line)
+        case Lost():
+            return ""
+
+
+def _fault_of_request(line: Recorded) -> str:
+    if line.end not in _ENDS:
+        return f"nothing ends by {line.end!r}"
+    if len(line.blocks) % NAME_BYTES or len(line.tail) not in (0, NAME_BYTES):
+        return f"names have {NAME_BYTES} bytes"
+    return (
+        _outside("prompt_tokens", line.prompt_tokens, 1, MAX_TOKENS)
+        or _outside("output_tokens", line.output_tokens, 0, MAX_TOKENS)
+        or _outside("max_tokens", line.max_tokens, 0, MAX_TOKENS)
+        or _outside("arrived_ns", line.arrived_ns, 0, sys.maxsize)
+    )
+
+
+def _fault_of_pool(pool: PoolFacts) -> str:
+    spec, cost = pool.spec, pool.cost
+    part_ns = (cost.knot_ns[-1], cost.seq_ns, cost.logit_row_ns, cost.attention_pair_ns)
+    return (
+        _outside("num_workers", pool.num_workers, 0, MAX_WORKERS)
+        or _outside("block_size", spec.block_size, 1, MAX_TOKENS)
+        or _outside("num_blocks", spec.num_blocks, 1, MAX_BLOCKS)
+        or _outside("max_model_len", spec.max_model_len, 1, MAX_TOKENS)
+        or _outside("kv_block_bytes", pool.kv_block_bytes, 0, sys.maxsize)
+        or _outside("ns of a step", max(*part_ns, cost.kv_token_ns), 0, MAX_STEP_NS)
+        or _fault_of_settings(pool.config)
+    )
+
+
+def _fault_of_settings(config: Any) -> str:
+    """Of a dataclass of the schema, against the limits that its fields have."""
+    for one in fields(config):
+        value = getattr(config, one.name)
+        if is_dataclass(value):
+            fault = _fault_of_settings(value)
+        elif isinstance(value, int | float):
+            low, high = one.metadata.get("low"), one.metadata.get("high")
+            fault = _outside(
+                one.name, value, -inf if low is None else low, inf if high is None else high
+            )
+        else:
+            continue
+        if fault:
+            return fault
+    return ""
+
+
+def _outside(name: str, value: float, low: float, high: float) -> str:
+    return "" if low <= value <= high else f"{name} is {value:.12g}"

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 import pytest
@@ -21,6 +22,7 @@ from headrace.core.workload.recording import (
     read_recording,
     recorded,
 )
+from support.recordings import pool
 from support.records import record_of
 
 KEY, OTHER_KEY = bytes(32), bytes([1]) * 32
@@ -28,8 +30,9 @@ BEGIN = Begin(block_tokens=16, recording_id="a")
 
 
 def request(number: int, **fields: object) -> Recorded:
-    known = {"arrived_ns": number, "prompt_tokens": 8, "output_tokens": 1, "max_tokens": 1}
-    return Recorded(request=number, end="length", **{**known, **fields})  # type: ignore[arg-type]
+    known: dict[str, object] = {"arrived_ns": number, "prompt_tokens": 8, "output_tokens": 1}
+    known |= {"max_tokens": 1, "end": "length"}
+    return Recorded(request=number, **{**known, **fields})  # type: ignore[arg-type]
 
 
 def lines_of(lines: Iterable[Line]) -> list[bytes]:
@@ -124,7 +127,13 @@ def test_a_last_line_without_its_end_is_whole() -> None:
         ([b"PK\x03\x04"], "line 1"),
         (lines_of([request(0)]), "not a recording"),
         ([*lines_of([BEGIN]), b'{"kind":"requ\n', *lines_of([request(0)])], "line 2"),
-        (lines_of([BEGIN, request(0, prompt_tokens=0)]), "line 2"),
+        ([b'{"kind":' * 100_000], "line 1 of the recording is damaged: too deep"),
+        ([b'{"kind":"begin","block_tokens":0}\n'], "block_tokens is 0"),
+        (lines_of([BEGIN, request(0, prompt_tokens=0)]), "line 2 .*prompt_tokens is 0"),
+        (lines_of([BEGIN, request(0, output_tokens=10**18)]), r"output_tokens is 1e\+18"),
+        (lines_of([BEGIN, request(0, max_tokens=-1)]), "max_tokens is -1"),
+        (lines_of([BEGIN, request(0, arrived_ns=10**30)]), r"arrived_ns is 1e\+30"),
+        (lines_of([BEGIN, request(0, end="exploded")]), "nothing ends by 'exploded'"),
         (lines_of([BEGIN, request(0, blocks=b"abc")]), "8 bytes"),
     ],
 )
@@ -138,3 +147,32 @@ def test_fields_that_say_nothing_take_no_room() -> None:
         *("kind", "request", "arrived_ns", "prompt_tokens", "output_tokens", "max_tokens", "end")
     }
     assert msgspec.json.decode(encode_line(BEGIN))["recording_id"] == "a"
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"num_workers": 10**9}, "num_workers is 1000000000"),
+        ({"spec": {"num_blocks": 0}}, "num_blocks is 0"),
+        ({"spec": {"num_blocks": 10**12}}, r"num_blocks is 1e\+12"),
+        ({"spec": {"block_size": 0}}, "block_size is 0"),
+        ({"config": {"scheduler": {"step_tokens": 0}}}, "step_tokens is 0"),
+        ({"config": {"scheduler": {"max_running_seqs": 0}}}, "max_running_seqs is 0"),
+        ({"cost": {"knot_ns": [1e300] * 11}}, r"ns of a step is 1e\+300"),
+        ({"cost": {"kv_token_ns": 1e300}}, r"ns of a step is 1e\+300"),
+    ],
+)
+def test_workers_that_cannot_be_are_refused(changed: dict[str, Any], words: str) -> None:
+    """Each would have the simulation fail, go on for ever, or out of memory."""
+    facts = with_changes(msgspec.to_builtins(pool()), changed)
+    line = msgspec.json.encode({"kind": "pools", "at_ns": 0, "pools": [facts]}) + b"\n"
+    with pytest.raises(ConfigError, match=f"line 2 of the recording is damaged: {words}"):
+        read_recording([*lines_of([BEGIN]), line])
+
+
+def with_changes(facts: dict[str, Any], changed: dict[str, Any]) -> dict[str, Any]:
+    """The same with other leaves."""
+    return facts | {
+        name: with_changes(facts[name], value) if isinstance(value, dict) else value
+        for name, value in changed.items()
+    }
