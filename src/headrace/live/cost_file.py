@@ -30,7 +30,7 @@ def read_calibration(path: Path) -> Calibration:
     hint = "write one with `headrace calibrate --out FILE`"
     try:
         found = msgspec.json.decode(data, type=_Versioned).format
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise ConfigError(f"{path} is no calibration: {error}", hint=hint) from None
     if found != FORMAT:
         raise ConfigError(

@@ -112,6 +112,7 @@ def test_nothing_else_asked_is_no_difference(log: Path, capsys: pytest.CaptureFi
         (("--slo-ttft-ms", "-5"), "--slo-ttft-ms"),
         (("--prefill", "2"), "decode"),
         (("--order", "luck"), "fcfs"),
+        (("--kv-disk-gb-s", "2"), "--kv-disk-gb-s is the speed of a tier that is not there"),
     ],
 )
 def test_what_cannot_be_is_refused(log: Path, flags: tuple[str, ...], match: str) -> None:

@@ -21,6 +21,7 @@ def test_round_trip(tmp_path: Path) -> None:
     [
         (lambda text: "", "is no calibration"),
         (lambda text: "[1, 2]", "is no calibration"),
+        (lambda text: '{"a":' * 100_000, "is no calibration"),
         (lambda text: text.replace("hrcost1", "hrcost9"), "format 'hrcost9'.*reads 'hrcost1'"),
         (lambda text: text.replace('"knot_ns": [', '"knot_ns": [-1,'), "damaged"),
         (lambda text: text.replace('"slow_down"', '"slow_dawn"'), "damaged.*slow_dawn"),
