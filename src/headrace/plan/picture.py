@@ -14,7 +14,7 @@ import msgspec
 
 WIDTH, HEIGHT = 720, 440  # of what is drawn, without the legend to its right
 LEFT, RIGHT, TOP, BOTTOM = 72, 24, 48, 56
-LETTER = 7  # width of one in the legend, about
+LETTER = 9  # width of a wide one in the legend
 # Okabe and Ito's colours, which people with any colour vision tell apart.
 COLOURS: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 NUM_TICKS = 6  # about, on a linear axis

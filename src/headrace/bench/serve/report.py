@@ -106,7 +106,10 @@ def report_of(
     rules: Rules,
     client: ClientFacts,
     server: ServerFacts | None,
+    *,
+    num_left: int = 0,
 ) -> Report:
+    """`num_left` requests were under way when the run was ended, and are in no outcome."""
     counted = counted_of(outcomes, rules)
     whole = [one for one in counted if not one.fault]
     window = Window.of(counted, traffic)
@@ -147,7 +150,7 @@ def report_of(
         client=client,
         server=server,
         faults=faults_of(counted, rules, client),
-        warnings=warnings_of(outcomes, counted, client, server),
+        warnings=warnings_of(outcomes, counted, client, None if num_left else server),
     )
 
 

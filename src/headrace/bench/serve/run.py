@@ -177,7 +177,9 @@ class Bench:
             most_in_flight=driver.most_in_flight,
         )
         server = facts_between(before, after)
-        report = report_of(driver.outcomes, traffic, self.rules, client, server)
+        report = report_of(
+            driver.outcomes, traffic, self.rules, client, server, num_left=driver.num_left
+        )
         if self.stopped_by:
             report.warnings.insert(0, _cut_words(self.stopped_by, driver.num_left))
         return report, tally.has_given_up
@@ -185,8 +187,8 @@ class Bench:
 
 def _cut_words(stopped_by: str, num_left: int) -> str:
     return (
-        f"the run was ended early by {stopped_by}: {num_left} requests under way, the slow ones "
-        "more than others, are in no figure"
+        f"the run was ended early by {stopped_by}: requests under way ({num_left}), the "
+        "slow ones more than others, are in no figure"
     )
 
 

@@ -57,6 +57,7 @@ def warnings_of(
     client: ClientFacts,
     server: ServerFacts | None,
 ) -> list[str]:
+    """`server` only where all that was asked of it is among the outcomes."""
     whole = [one for one in counted if not one.fault]
     found = [
         *_about_counts(whole),

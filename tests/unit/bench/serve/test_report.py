@@ -25,7 +25,7 @@ def report(
     outcomes: Sequence[Outcome], *, traffic: Traffic = OPEN, rules: Rules = RULES, **facts: Any
 ) -> Report:
     client = facts.pop("client", client_facts())
-    return report_of(outcomes, traffic, rules, client, facts.pop("server", None))
+    return report_of(outcomes, traffic, rules, client, facts.pop("server", None), **facts)
 
 
 def drawn(rng: Random) -> list[Outcome]:
@@ -146,7 +146,7 @@ def test_what_to_beware_of(facts: dict[str, Any], text: str) -> None:
 
 
 def test_a_server_that_works_for_others_is_told() -> None:
-    def found(num_output_tokens: int) -> list[str]:
+    def found(num_output_tokens: int, num_left: int = 0) -> list[str]:
         server = ServerFacts(
             hit_rate=None,
             queue_ms=None,
@@ -155,7 +155,10 @@ def test_a_server_that_works_for_others_is_told() -> None:
             num_output_tokens=num_output_tokens,
         )
         outcomes = [outcome(asked_output_tokens=3), outcome(20.0, fault="broken off")]
-        return [one for one in report(outcomes, server=server).warnings if "others" in one]
+        told = report(outcomes, server=server, num_left=num_left)
+        assert told.server == server
+        return [one for one in told.warnings if "others" in one]
 
     assert found(6) == found(16) == []
     assert found(100) == ["the server made 94 tokens for others meanwhile"]
+    assert found(100, num_left=1) == []  # whose tokens nobody has counted

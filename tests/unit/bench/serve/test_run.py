@@ -299,7 +299,7 @@ def test_a_run_that_is_ended_early_has_the_figures_of_what_was_answered() -> Non
 
     report = against(server, use)
     assert (report.num_counted, report.since_due.num_good, report.faults) == (3, 3, [])
-    assert "ended early by Ctrl-C: 1 requests under way" in report.warnings[0]
+    assert "ended early by Ctrl-C: requests under way (1)," in report.warnings[0]
 
 
 def test_a_search_that_is_ended_early_keeps_the_trials_that_had_ended(
