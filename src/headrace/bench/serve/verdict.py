@@ -65,7 +65,7 @@ def warnings_of(
         *_about_others(outcomes, server),
     ]
     if 0 < len(whole) < FEW_REQUESTS:
-        found.append(f"{len(whole)} answers are few: of the p99 only the lower end is sure")
+        found.append(f"{len(whole)} answers are few: their p99 is the slowest of them")
     if client.cpu_share > MOST_CPU:
         found.append(f"the client took {client.cpu_share:.0%} of a core, and may be the limit")
     return found
