@@ -133,14 +133,14 @@ def run(booted: FakeBooted, total: int, seed: int) -> None:
 
 def test_clients_that_leave_leave_nothing() -> None:
     with formula_model(num_blocks=4096) as booted:
-        run(booted, total=300, seed=0)
+        run(booted, total=150, seed=0)
 
 
 def test_nor_do_they_under_memory_pressure() -> None:
     """Few blocks and few places: clients leave while they wait, and while they are preempted."""
     scheduler = SchedulerConfig(max_running_seqs=24, admission="optimistic", step_tokens=64)
     with formula_model(num_blocks=200, scheduler=scheduler) as booted:
-        run(booted, total=200, seed=10_000)
+        run(booted, total=100, seed=10_000)
 
 
 @pytest.mark.slow

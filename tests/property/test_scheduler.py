@@ -61,7 +61,7 @@ def arrive(bench: Bench, rng: random.Random, prefixes: list[tuple[int, ...]]) ->
     bench.handle(Arrive(tuple(specs)))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.integers(0, 2**32))
 def test_laws(seed: int) -> None:
     rng = random.Random(seed)
