@@ -119,11 +119,8 @@ def report_of(
     num_events = sum(one.num_events for one in whole)
     num_output = sum(one.num_output_tokens for one in whole)
     since_due = view_of(counted, rules.slo, load, lambda one: one.due_ns)
-    good_tokens = [
-        one.num_output_tokens
-        for one in whole
-        if is_good(Latencies.since(one.due_ns, one), rules.slo)
-    ]
+    good = [one for one in whole if is_good(Latencies.since(one.due_ns, one), rules.slo)]
+    num_good_tokens = sum(one.num_output_tokens for one in good)
     return Report(
         num_sent=len(outcomes),
         num_counted=len(counted),
@@ -134,7 +131,7 @@ def report_of(
         load_per_s=load,
         finished_per_s=window.rate([one.ended_ns for one in whole]),
         output_tokens_per_s=_token_rate(whole, window),
-        good_output_tokens_per_s=per_second(sum(good_tokens), window.length_ns),
+        good_output_tokens_per_s=per_second(num_good_tokens, window.length_ns),
         num_prompt_tokens=sum(one.num_prompt_tokens or 0 for one in told) if told else None,
         num_output_tokens=num_output,
         tokens_per_event=num_output / num_events if num_events else None,
