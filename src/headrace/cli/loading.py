@@ -25,8 +25,8 @@ class Stopped(Exception):
 
 
 class Loading:
-    """`service`, when there is one, is told what is waited for, and says whether
-    anybody still wants it.
+    """`service`, when there is one, is told what is waited for, and says whether anybody still
+    wants it.
     """
 
     def __init__(self, start: Start) -> None:

@@ -38,15 +38,9 @@ from headrace.sim.watched import WatchedCost
 USUAL_STEP_TOKENS = 2048
 
 
-class TrafficAsked(Protocol):
-    """What says which requests there are and how they are judged. None = as the workload has it."""
+class Limited(Protocol):
+    """Limits that were given; None = the workload's."""
 
-    @property
-    def workload(self) -> str: ...
-    @property
-    def prompt(self) -> int | None: ...
-    @property
-    def output(self) -> int | None: ...
     @property
     def ttft_ms(self) -> float | None: ...
     @property
@@ -55,6 +49,17 @@ class TrafficAsked(Protocol):
     def itl_ms(self) -> float | None: ...
     @property
     def e2e_ms(self) -> float | None: ...
+
+
+class TrafficAsked(Limited, Protocol):
+    """What says which requests there are and how they are judged. None = as the workload has it."""
+
+    @property
+    def workload(self) -> str: ...
+    @property
+    def prompt(self) -> int | None: ...
+    @property
+    def output(self) -> int | None: ...
 
 
 class SimAsked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -261,19 +266,6 @@ def profile_of(asked: TrafficAsked) -> WorkloadProfile:
     for name, value in stated.items():
         check_range(f"--{name.partition('_')[0]}", value, 1, 1 << 24)
     return msgspec.structs.replace(profile, **stated)
-
-
-class Limited(Protocol):
-    """Limits that were given; None = the workload's."""
-
-    @property
-    def ttft_ms(self) -> float | None: ...
-    @property
-    def tpot_ms(self) -> float | None: ...
-    @property
-    def itl_ms(self) -> float | None: ...
-    @property
-    def e2e_ms(self) -> float | None: ...
 
 
 def limits(asked: Limited, profile: WorkloadProfile) -> Slo:
