@@ -5,7 +5,8 @@ readers notice nothing.
 import os
 import signal
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -50,6 +51,13 @@ def settle(cluster: BootedCluster) -> None:
     cluster.engine.check()
 
 
+@contextmanager
+def with_both_workers(config: Config) -> Iterator[BootedCluster]:
+    with closing(boot_cluster(config)) as cluster:
+        wait_until(lambda: num_ready(cluster) == 2)
+        yield cluster
+
+
 def _num_held(cluster: BootedCluster) -> int:
     stats = cluster.engine.stats()
     return stats.num_running + stats.num_waiting + stats.num_pinned_blocks
@@ -60,10 +68,7 @@ def test_a_front_end_dies_and_comes_back_and_the_other_notices_nothing(
 ) -> None:
     asked = requests(5)
     wanted = undisturbed(config, asked)
-    with remote_worker(*ports), remote_worker(*ports), ExitStack() as stack:
-        cluster = boot_cluster(config)
-        stack.callback(cluster.close)
-        wait_until(lambda: num_ready(cluster) == 2)
+    with remote_worker(*ports), remote_worker(*ports), with_both_workers(config) as cluster:
         with front_process(tmp_path, ports[1], num_workers=2) as other:
             assert other.hear()["is_up"]
             other.ask(5)
@@ -90,11 +95,12 @@ def test_a_worker_dies_under_two_front_ends_and_both_go_on_elsewhere(
 ) -> None:
     asked = requests(5)
     wanted = undisturbed(config, asked)
-    with remote_worker(*ports) as victim, remote_worker(*ports), ExitStack() as stack:
-        cluster = boot_cluster(config)
-        stack.callback(cluster.close)
-        wait_until(lambda: num_ready(cluster) == 2)
-        other = stack.enter_context(front_process(tmp_path, ports[1], num_workers=2))
+    with (
+        remote_worker(*ports) as victim,
+        remote_worker(*ports),
+        with_both_workers(config) as cluster,
+        front_process(tmp_path, ports[1], num_workers=2) as other,
+    ):
         assert other.hear()["is_up"]
         other.ask(5)
         assert other.hear()["has_begun"]
@@ -114,11 +120,8 @@ def test_prompts_are_handed_on_within_each_front_ends_requests(
     with (
         remote_worker(*ports, role="prefill"),
         remote_worker(*ports, role="decode"),
-        ExitStack() as stack,
+        with_both_workers(config) as cluster,
     ):
-        cluster = boot_cluster(config)
-        stack.callback(cluster.close)
-        wait_until(lambda: num_ready(cluster) == 2)
         for _ in range(2):
             with front_process(tmp_path, ports[1], num_workers=2, handoff="always") as other:
                 assert other.hear()["is_up"]
@@ -141,11 +144,12 @@ def test_a_front_end_that_stops_loses_its_workers_and_goes_on_when_it_wakes(
 ) -> None:
     asked = requests(5)
     wanted = undisturbed(config, asked)
-    with remote_worker(*ports), remote_worker(*ports), ExitStack() as stack:
-        cluster = boot_cluster(config)
-        stack.callback(cluster.close)
-        wait_until(lambda: num_ready(cluster) == 2)
-        other = stack.enter_context(front_process(tmp_path, ports[1], num_workers=2))
+    with (
+        remote_worker(*ports),
+        remote_worker(*ports),
+        with_both_workers(config) as cluster,
+        front_process(tmp_path, ports[1], num_workers=2) as other,
+    ):
         assert other.hear()["is_up"]
         other.ask(5)
         assert other.hear()["has_begun"]
