@@ -33,8 +33,9 @@ serve: $(if $(wildcard $(DEV)),$(DEV),$(APP))
 
 setup: $(DEV)
 
+# A file's tests stay together: they share servers and models.
 test: $(DEV)
-	$(PYTEST) $(ARGS)
+	$(PYTEST) -n auto --maxprocesses 4 --dist loadfile $(ARGS)
 
 test-slow: $(DEV)
 	$(PYTEST) -m slow $(ARGS)

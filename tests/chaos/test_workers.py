@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -120,24 +121,29 @@ def pids(cluster: BootedCluster) -> list[int]:
     return [worker.pid for worker in cluster.engine.workers() if worker.pid is not None]
 
 
+def is_replaced(cluster: BootedCluster, pid: int) -> bool:
+    return all_up(cluster) and pid not in pids(cluster)
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])
 def test_a_lost_worker_costs_nobody_a_token(
     config: Config, cluster: BootedCluster, number: signal.Signals
 ) -> None:
     asked = requests(8)
     wanted = undisturbed(config, asked)
-    wait_until(lambda: all_up(cluster))
-    victim = pids(cluster)[0]
     before = cluster.engine.stats().num_migrations
-
-    got = answers(cluster.text_engine, asked, strike=lambda: os.kill(victim, number))
-    assert got == wanted
-    assert 1 <= cluster.engine.stats().num_migrations - before <= 4
-    wait_until(lambda: all_up(cluster))
-    assert victim not in pids(cluster)
-    with pytest.raises(ProcessLookupError):
-        os.kill(victim, 0)
-    cluster.engine.check()
+    for _ in range(5):  # on a busy machine the victim may have ended all of its own by then
+        wait_until(lambda: all_up(cluster))
+        victim = pids(cluster)[0]
+        got = answers(cluster.text_engine, asked, strike=partial(os.kill, victim, number))
+        assert got == wanted
+        wait_until(partial(is_replaced, cluster, victim))
+        with pytest.raises(ProcessLookupError):
+            os.kill(victim, 0)
+        cluster.engine.check()
+        if num_migrations := cluster.engine.stats().num_migrations - before:
+            break
+    assert 1 <= num_migrations <= 4
     after = answers(cluster.text_engine, asked[:2])
     assert after == wanted[:2]
 

@@ -23,6 +23,7 @@ from support.raw_http import (
     replies_of,
     request_bytes,
     rest_of,
+    seen_until,
     send_until_cut,
 )
 
@@ -106,8 +107,7 @@ def test_a_waiting_stream_is_kept_alive(
             assert b"200 OK" in seen
             assert b"data:" not in seen
             gate.set()
-            while b"[DONE]" not in seen:
-                seen += sock.recv(4096)
+            seen_until(sock, b"[DONE]")
     finally:
         gate.set()
 

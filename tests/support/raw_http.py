@@ -78,6 +78,15 @@ def ask(server: RunningServer, data: bytes) -> Reply:
         return Reply(sock, has_body=not data.startswith(b"HEAD"))
 
 
+def seen_until(sock: socket.socket, end: bytes, seen: bytes = b"") -> bytes:
+    """What has come when `end` has, in however many pieces."""
+    while end not in seen:
+        data = sock.recv(1 << 16)
+        assert data, f"the connection ended before {end!r}"
+        seen += data
+    return seen
+
+
 def rest_of(sock: socket.socket) -> bytes:
     """All that comes until the connection ends, in whatever way."""
     seen = b""
