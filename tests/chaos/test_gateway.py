@@ -124,8 +124,12 @@ def test_an_engine_that_streams_is_not_silent_though_it_answers_no_look(
     monkeypatch.setattr("headrace.cluster.gateway.watch.LOOK_TIMEOUT_S", 0.1)
     words = [str(number) for number in range(12)]
     with gateway_over(stub.streams(*words, pause_s=0.2), silence_timeout_s=1) as (gateway, one):
-        one[0].health = 0
-        assert ask(gateway).content == b"".join(map(stub.event, words)) + stub.DONE
+        body = {"model": stub.MODEL, "prompt": "hello", "stream": True}
+        with httpx.stream("POST", gateway.url + PATH, json=body, timeout=20) as response:
+            pieces = response.iter_bytes()
+            seen = next(pieces)
+            one[0].health = 0
+            assert seen + b"".join(pieces) == b"".join(map(stub.event, words)) + stub.DONE
         # Then it is.
         eventually(lambda: not gateway.is_up("e0"))
         one[0].is_closing.set()
