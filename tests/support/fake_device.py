@@ -43,8 +43,18 @@ from headrace.core.engine.build import build_worker
 VOCAB = 50
 
 
-def prefix_digest(tokens: tuple[int, ...]) -> bytes:
-    return blake2b(bytes(tokens), digest_size=8).digest()
+class Prefixes:
+    """What each prefix of a growing sequence of tokens is called: equal prefixes alike."""
+
+    def __init__(self, tokens: tuple[int, ...]) -> None:
+        self._state = blake2b(digest_size=8)
+        self.digests: list[bytes] = []  # by the position of the last token
+        self.extend(tokens)
+
+    def extend(self, tokens: tuple[int, ...]) -> None:
+        for token in tokens:
+            self._state.update(bytes((token,)))
+            self.digests.append(self._state.digest())
 
 
 def next_token(tokens: tuple[int, ...], params: SamplingParams) -> int:
@@ -78,42 +88,43 @@ class FakeDevice:
 
     def __init__(self, spec: WorkerSpec) -> None:
         self._block_size = spec.block_size
-        self._slots: dict[tuple[BlockId, int], bytes] = {}
+        self._blocks: dict[BlockId, list[bytes]] = {}
         self._tokens: dict[SeqId, tuple[int, ...]] = {}
+        self._prefixes: dict[SeqId, Prefixes] = {}
         self._sampled: dict[SeqId, int] = {}  # by the last step
 
     def add(self, spec: SeqSpec) -> None:
-        self._tokens[spec.seq_id] = spec.prompt_tokens + spec.output_tokens
+        self._tokens[spec.seq_id] = tokens = spec.prompt_tokens + spec.output_tokens
+        self._prefixes[spec.seq_id] = Prefixes(tokens)
 
     def block(self, block_id: BlockId) -> list[bytes]:
         """What it holds, slot by slot."""
-        return [self._slots.get((block_id, slot), b"") for slot in range(self._block_size)]
+        return list(self._slots(block_id))
 
     def write_block(self, block_id: BlockId, content: list[bytes]) -> None:
-        for slot, digest in enumerate(content):
-            self._slots[block_id, slot] = digest
+        self._slots(block_id)[:] = content
 
     def receive(self, copy: StartCopy, tokens: tuple[int, ...], num_blocks: int) -> None:
         """The first blocks of a copy arrive; `tokens` begin with those that they hold."""
         first = len(tokens) // self._block_size - len(copy.names)
+        digests = Prefixes(tokens).digests
         for index, block_id in enumerate(copy.block_ids[:num_blocks], first):
-            for slot in range(self._block_size):
-                end = index * self._block_size + slot + 1
-                self._slots[block_id, slot] = prefix_digest(tokens[:end])
+            start = index * self._block_size
+            self.write_block(block_id, digests[start : start + self._block_size])
 
     def run(self, plan: StepPlan) -> StepResult:
         plan = settled(plan, self._sampled)
         for copy in plan.copies:
-            for slot in range(copy.num_tokens):
-                self._slots[copy.dst, slot] = self._slots[copy.src, slot]
+            held = self._slots(copy.src)[: copy.num_tokens]
+            self._slots(copy.dst)[: copy.num_tokens] = held
         for seq in plan.seqs:
             known = self._tokens[seq.seq_id]
             assert seq.tokens, "a share of no tokens"
             assert seq.tokens == known[seq.start : seq.start + len(seq.tokens)]
+            digests = self._prefixes[seq.seq_id].digests
             for position in range(seq.start, seq.start + len(seq.tokens)):
-                self._slots[self._slot(seq.block_ids, position)] = prefix_digest(
-                    known[: position + 1]
-                )
+                block, slot = divmod(position, self._block_size)
+                self._slots(seq.block_ids[block])[slot] = digests[position]
         results = tuple(self._result(plan, i) for i in range(len(plan.seqs)))
         self._sampled = {result.seq_id: result.tokens[0] for result in results if result.tokens}
         return StepResult(plan.step_id, results, LinearCost().step_ns(StepShape.of(plan)))
@@ -122,11 +133,11 @@ class FakeDevice:
         seq = plan.seqs[index]
         known = self._tokens[seq.seq_id]
         end = seq.start + len(seq.tokens)
-        for position in range(end):
-            stored = self._slots[self._slot(seq.block_ids, position)]
-            assert stored == prefix_digest(known[: position + 1]), (
-                f"wrong KV at {position} of {seq.seq_id}"
-            )
+        digests = self._prefixes[seq.seq_id].digests
+        for start in range(0, end, self._block_size):
+            wanted = digests[start : min(end, start + self._block_size)]
+            stored = self._slots(seq.block_ids[start // self._block_size])[: len(wanted)]
+            assert stored == wanted, f"wrong KV after {start} tokens of {seq.seq_id}"
         scores: tuple[TokenLogprob, ...] = ()
         if seq.prompt_logprobs is not None:
             targets = seq.tokens[1:] + (
@@ -139,10 +150,12 @@ class FakeDevice:
         assert end == len(known) == seq.sample.position
         token = next_token(known, seq.sample.params)
         self._tokens[seq.seq_id] = (*known, token)
+        self._prefixes[seq.seq_id].extend((token,))
         return SeqResult(seq.seq_id, (token,), prompt_logprobs=scores)
 
-    def _slot(self, block_ids: tuple[BlockId, ...], position: int) -> tuple[BlockId, int]:
-        return block_ids[position // self._block_size], position % self._block_size
+    def _slots(self, block_id: BlockId) -> list[bytes]:
+        """Of a block, empty where nothing has been written."""
+        return self._blocks.setdefault(block_id, [b""] * self._block_size)
 
 
 class Bench:
