@@ -1,11 +1,14 @@
 """A request as the engine sees it: sequences with their limits, and how they may end."""
 
 from enum import StrEnum
+from typing import Final
 
 import msgspec
 
 from headrace.core.base.sampling import SamplingParams
-from headrace.core.base.types import Ns, SeqId
+from headrace.core.base.types import NS_PER_S, Ns, SeqId
+
+AGING_NS: Final = Ns(10 * NS_PER_S)  # of waiting that make up for one step of priority
 
 
 class Slo(msgspec.Struct, frozen=True):

@@ -15,11 +15,11 @@ from collections.abc import Iterator
 from typing import Final
 
 from headrace.core.base.errors import InvariantError
+from headrace.core.base.request import AGING_NS
 from headrace.core.base.types import NS_PER_MS, NS_PER_S, Ns, WorkerId
 from headrace.core.router.events import RouteRequest
 
 NO_LIMIT_NS: Final = 30 * NS_PER_S  # TTFT limit of requests without one
-AGING_NS: Final = 10 * NS_PER_S  # of waiting that make up for one step of priority
 MAX_HEADS: Final = 8  # tenants that are asked where the first one's request fits nowhere
 MIGRATED: Final = -(1 << 40)  # priority
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import Final
 
+from headrace.core.base.request import AGING_NS
 from headrace.core.base.types import NS_PER_MS, Ns
 from headrace.core.config.schema import SchedulerConfig
 from headrace.core.cost.learned import LearnedCost
@@ -20,7 +21,10 @@ def fcfs(seq: Sequence, now: Ns, kv: KvManager) -> tuple[float, int]:
 
 
 def priority(seq: Sequence, now: Ns, kv: KvManager) -> tuple[float, int]:
-    return seq.spec.priority, seq.order
+    """Lower first, where waiting makes up for a worse one. What any two have waited grows alike, so
+    that it is the arrival that counts.
+    """
+    return seq.spec.priority * AGING_NS + seq.spec.arrived_ns, seq.order
 
 
 def longest_prefix(seq: Sequence, now: Ns, kv: KvManager) -> tuple[float, int]:

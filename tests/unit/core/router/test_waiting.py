@@ -3,10 +3,10 @@
 import pytest
 
 from headrace.core.base.errors import InvariantError
-from headrace.core.base.request import Slo
+from headrace.core.base.request import AGING_NS, Slo
 from headrace.core.base.types import NS_PER_MS, NS_PER_S, Ns, WorkerId
 from headrace.core.router.events import RouteRequest
-from headrace.core.router.waiting import AGING_NS, MAX_HEADS, WaitingRoom
+from headrace.core.router.waiting import MAX_HEADS, WaitingRoom
 
 ANY = WorkerId(0)
 

@@ -4,8 +4,8 @@ import pytest
 
 from headrace.core.base.events import Arrive, Cancel
 from headrace.core.base.plan import StepPlan
-from headrace.core.base.request import Slo
-from headrace.core.base.types import SeqId
+from headrace.core.base.request import AGING_NS, Slo
+from headrace.core.base.types import Ns, SeqId
 from headrace.core.scheduler.lanes import QUANTUM_TOKENS
 from support.fake_device import Bench
 
@@ -150,6 +150,24 @@ def test_priority_goes_first_and_is_the_last_to_be_preempted() -> None:
     bench.run()
     assert 5 not in {preempted.seq_id for preempted in bench.preempted}
     bench.assert_outputs()
+
+
+def test_waiting_makes_up_for_a_worse_priority() -> None:
+    bench = Bench(order="priority", max_running_seqs=1)
+    arrivals = {
+        "first": (0, 0),
+        "low": (1, 0),
+        "soon": (0, AGING_NS - 1),
+        "late": (0, AGING_NS + 1),
+    }
+    seqs = {
+        name: bench.seq((1,), max_tokens=1, priority=priority, arrived_ns=Ns(arrived_ns))
+        for name, (priority, arrived_ns) in arrivals.items()
+    }
+    bench.handle(Arrive(tuple(seqs.values())))
+    bench.run()
+    served = [admitted.seq_id for admitted in bench.admitted]
+    assert served == [seqs[name].seq_id for name in ("first", "soon", "low", "late")]
 
 
 def test_nobody_loses_its_blocks_to_a_lower_priority() -> None:
