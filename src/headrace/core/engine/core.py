@@ -224,7 +224,9 @@ class EngineCore:
         source = seq.spec.kv_source
         if not source:
             return False
-        copy = self._handoff.begin(seq.seq_id, seq.chain, seq.tokens, source, limit)
+        copy = self._handoff.begin(
+            seq.seq_id, seq.chain, seq.tokens, source, limit, num_kept=self._scheduler.num_kept
+        )
         if copy is None:
             return False
         self._loading[seq.seq_id] = seq

@@ -74,13 +74,16 @@ class HandoffCore:
         tokens: Sequence[int],
         source: str,
         limit_tokens: int,
+        *,
+        num_kept: int,
     ) -> StartCopy | None:
         """The copy of what is missing among the full blocks of the first `limit_tokens` tokens; the
-        sequence waits for it. None where nothing is missing, or there is no room.
+        sequence waits for it. None where nothing is missing, or there is no room beside the
+        `num_kept` blocks that others were promised.
         """
         num_blocks = limit_tokens // self._kv.block_size
         handle = self._next_handle
-        num_known = self._kv.open_load(holder(handle), chain, num_blocks)
+        num_known = self._kv.open_load(holder(handle), chain, num_blocks, num_kept=num_kept)
         if num_known is None:
             return None
         self._next_handle += 1

@@ -167,16 +167,19 @@ class KvManager:
                 self._changes.append(BlockStored(name, parent, block_id))
             table.nodes.append(node)
 
-    def open_load(self, load_id: SeqId, chain: BlockChain, num_blocks: int) -> int | None:
+    def open_load(
+        self, load_id: SeqId, chain: BlockChain, num_blocks: int, *, num_kept: int = 0
+    ) -> int | None:
         """Open a table for the first `num_blocks` blocks of `chain`, of which those that are not
         known come from elsewhere: how many are known. None, with nothing changed, where none is
-        missing or there is no room.
+        missing or there is no room, `num_kept` available blocks being left.
         """
         if not self.prefix_cache:
             return None
         nodes = self._tree.match(chain.names[:num_blocks])
-        num_taken = sum(node.num_holders == 0 for node in nodes)
-        if len(nodes) == num_blocks or num_blocks - len(nodes) > self.num_available - num_taken:
+        num_missing = num_blocks - len(nodes)
+        num_left = self.num_available - num_kept - sum(node.num_holders == 0 for node in nodes)
+        if not num_missing or num_missing > num_left:
             return None
         for node in nodes:
             self._tree.hold(node)

@@ -121,8 +121,8 @@ def _itl_target_ms(config: SchedulerConfig, seqs: Iterable[Sequence]) -> float:
 
 
 def is_protected(config: SchedulerConfig, seq: Sequence) -> bool:
-    """Preempted as often as allowed: promised all it may need, never a victim again."""
-    return seq.num_times_victim >= config.max_preemptions
+    """Promised all it may need, and never a victim: preempted as often as allowed, or by policy."""
+    return config.admission == "no_evict" or seq.num_times_victim >= config.max_preemptions
 
 
 def promised_tokens(config: SchedulerConfig, seq: Sequence) -> int:
@@ -130,14 +130,10 @@ def promised_tokens(config: SchedulerConfig, seq: Sequence) -> int:
     known = len(seq.tokens)
     if is_protected(config, seq):
         return seq.max_len
-    match config.admission:
-        case "no_evict":
-            return seq.max_len
-        case "predicted":
-            predicted = seq.num_prompt + config.predicted_output_tokens
-            return min(seq.max_len, max(known, predicted))
-        case _:
-            return known
+    if config.admission == "predicted":
+        predicted = seq.num_prompt + config.predicted_output_tokens
+        return min(seq.max_len, max(known, predicted))
+    return known
 
 
 # ---- victim: who gives up its blocks when a running sequence cannot grow

@@ -297,11 +297,7 @@ class Scheduler:
             step.num_kept = None
             return True
         if step.num_kept is None:
-            step.num_kept = sum(
-                self._num_promised(other)
-                for other in self._running.values()
-                if is_protected(self._config, other)
-            )
+            step.num_kept = self.num_kept
         has_room = num_missing <= self._kv.num_available - step.num_kept
         return has_room and self._kv.reserve(seq.seq_id, num_tokens)
 
@@ -386,6 +382,12 @@ class Scheduler:
     def _num_reserved(self) -> int:
         """Blocks that running sequences were promised and do not hold yet."""
         return sum(self._num_promised(seq) for seq in self._running.values())
+
+    @property
+    def num_kept(self) -> int:
+        """Of these, the blocks that nobody else may take, as they were promised for good."""
+        running = self._running.values()
+        return sum(self._num_promised(seq) for seq in running if is_protected(self._config, seq))
 
     # ---- one sequence's share
 

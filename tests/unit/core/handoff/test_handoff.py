@@ -39,6 +39,18 @@ def test_what_has_come_is_not_computed(num_blocks: int) -> None:
     assert bench.core.stats().num_pinned_blocks == 0
 
 
+@pytest.mark.parametrize("promise", [{"max_preemptions": 0}, {"admission": "no_evict"}], ids=str)
+def test_nothing_is_copied_into_what_others_were_promised(promise: dict[str, object]) -> None:
+    bench = Bench(num_blocks=8, **promise)  # type: ignore[arg-type]
+    bench.handle(Arrive((bench.seq((1,) * 4, max_tokens=20),)))  # six blocks, one by one
+    bench.step()
+    bench.handle(Arrive((bench.seq(PROMPT, max_tokens=3, kv_source=SOURCE),)))
+    assert not bench.copies
+    bench.run()
+    bench.assert_outputs()
+    assert not bench.preempted
+
+
 def test_only_what_is_missing_is_asked_for() -> None:
     bench = Bench()
     bench.handle(Arrive((bench.seq(PROMPT[:9], max_tokens=1),)))
