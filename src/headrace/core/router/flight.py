@@ -123,10 +123,12 @@ class Flight:
         return [self._finish(part, part.ending or reason, error) for part in parts]
 
     def refuse(self, words: RouteReject) -> list[Word]:
-        """No worker takes it: an error to readers who have a part of their answer."""
+        """No worker takes it, or none in time: an end to readers who have a part of it."""
         parts, self._parts = list(self._parts.values()), {}
+        is_late = words.code == "deadline_exceeded"
+        end = (FinishReason.DEADLINE,) if is_late else (FinishReason.ERROR, words.message)
         return [
-            self._finish(part, FinishReason.ERROR, words.message)
+            self._finish(part, *end)
             if part.has_told
             else Reject(
                 part.spec.seq_id,
