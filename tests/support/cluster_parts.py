@@ -3,6 +3,8 @@
 from collections import deque
 from dataclasses import dataclass, field
 
+from headrace.cluster.session import shifted
+from headrace.cluster.wire import Submit
 from headrace.core.base.events import (
     Admitted,
     Arrive,
@@ -39,6 +41,7 @@ class Front:
 
     router: RouterCore
     core: FrontCore
+    now: Ns
     outputs: dict[SeqId, list[int]] = field(default_factory=dict)
     scores: dict[SeqId, list[TokenLogprob]] = field(default_factory=dict)
     ends: dict[SeqId, Finish | Reject] = field(default_factory=dict)
@@ -46,6 +49,7 @@ class Front:
     is_cancelled: set[SeqId] = field(default_factory=set)
     timers: list[tuple[Ns, int]] = field(default_factory=list)
     next_worker_id: int = 0
+    ended_ns: dict[SeqId, Ns] = field(default_factory=dict)
 
     def read(self, word: EngineEffect) -> None:
         match word:
@@ -56,10 +60,12 @@ class Front:
             case Finish(seq_id):
                 del self.living[seq_id]
                 self.ends[seq_id] = word
+                self.ended_ns[seq_id] = self.now
                 assert word.num_output_tokens == len(self.outputs.get(seq_id, ()))
             case Reject(seq_id):
                 del self.living[seq_id]
                 self.ends[seq_id] = word
+                self.ended_ns[seq_id] = self.now
             case _:
                 pass
 
@@ -75,7 +81,7 @@ class Line:
     front: Front
     worker_id: WorkerId  # as this front end calls it
     scope: Scope = field(default_factory=Scope)
-    to_worker: deque[EngineEvent | Resync | Gone] = field(default_factory=deque)
+    to_worker: deque[Submit | EngineEvent | Resync | Gone] = field(default_factory=deque)
     to_front: deque[FrontEvent] = field(default_factory=deque)
 
 
@@ -87,6 +93,7 @@ class Worker:
     spec: WorkerSpec
     config: WorkerConfig
     role: Role
+    clock_ns: int = 0  # what its clock shows when the world's shows 0
     lines: list[Line] = field(default_factory=list)
     next_seq_id: int = 0
     plans: deque[StepPlan] = field(default_factory=deque)
@@ -100,18 +107,19 @@ class Worker:
         self.device = FakeDevice(self.spec)
 
     def handle(self, now: Ns, event: EngineEvent) -> None:
+        """At a time of the world, which its core knows by its own clock only."""
         if isinstance(event, Arrive):
             for spec in event.seqs:
                 self.device.add(spec)
         words: list[Word] = []
-        for effect in self.core.handle(now, event):
+        for effect in self.core.handle(self._here(now), event):
             match effect:
                 case StartStep(plan):
                     self.plans.append(plan)
                 case StartCopy():
                     self.copies.append(effect)
                 case CallAt(at_ns, timer_id):
-                    self.timers.append((at_ns, timer_id))
+                    self.timers.append((Ns(at_ns - self.clock_ns), timer_id))
                 case KvChanged(changes):
                     for line in self.lines:
                         line.to_front.append(WorkerKv(line.worker_id, self.kv_no, changes))
@@ -140,10 +148,12 @@ class Worker:
                     self.handle(now, EndLease(inner))
             case Resync():
                 self.tell_all_cached(line)
-            case Arrive(seqs):
+            case Submit(seqs, sent_ns):
                 ids = range(self.next_seq_id, self.next_seq_id + len(seqs))
                 self.next_seq_id = ids.stop
-                self.handle(now, Arrive(line.scope.enter(seqs, ids)))
+                shift_ns = self._here(now) - sent_ns
+                inward = line.scope.enter([shifted(spec, shift_ns) for spec in seqs], ids)
+                self.handle(now, Arrive(inward))
             case Cancel(seq_id, reason):
                 living = line.scope.inner(seq_id)
                 if living is not None:
@@ -154,6 +164,9 @@ class Worker:
                     self.handle(now, EndLease(lent))
             case _:
                 raise AssertionError(message)
+
+    def _here(self, now: Ns) -> Ns:
+        return Ns(now + self.clock_ns)
 
     def tell_all_cached(self, line: Line) -> None:
         line.to_front.append(WorkerKvSnapshot(line.worker_id, self.kv_no, tuple(self.cached)))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from random import Random
 
+from headrace.cluster.wire import Submit
 from headrace.core.base.events import (
     Arrive,
     CallAt,
@@ -18,16 +19,20 @@ from headrace.core.base.events import (
 )
 from headrace.core.base.plan import WorkerSpec
 from headrace.core.base.request import SeqSpec
+from headrace.core.base.sampling import SamplingParams
 from headrace.core.base.types import NS_PER_S, Ns, SeqId, WorkerId
 from headrace.core.base.worker import Role
 from headrace.core.config.cluster import ClusterConfig
 from headrace.core.config.schema import RouterConfig, SchedulerConfig, WorkerConfig
 from headrace.core.cost.fitted import FittedCostModel
 from headrace.core.router.core import RouterCore
-from headrace.core.router.events import Resync, WorkerDown, WorkerUp
+from headrace.core.router.events import Resync, WorkerDown, WorkersStarting, WorkerUp
 from headrace.core.router.front import Forward, FrontCore, FrontEvent
+from headrace.core.router.index import NUM_SHARDS
 from support.cluster_parts import Front, Gone, Line, Worker
-from support.fake_device import VOCAB
+from support.fake_device import VOCAB, expected_output
+
+ONE_MORE = SeqId(1 << 40)
 
 
 class ClusterWorld:
@@ -43,9 +48,12 @@ class ClusterWorld:
         copy_failure_rate: float = 0.0,
         kv_link: str = "memory",
         num_fronts: int = 1,
+        most_clock_ns: int = 0,
     ) -> None:
+        """Clocks of workers are up to `most_clock_ns` ahead of that of the front ends."""
         self.rng = Random(seed)
         self.now = Ns(0)
+        self._most_clock_ns = most_clock_ns
         self._router = RouterConfig(policy=policy, seed=seed, kv_link=kv_link)
         self._cluster = ClusterConfig(max_migrations=max_migrations, handoff=handoff)
         self.workers: list[Worker] = []
@@ -54,7 +62,8 @@ class ClusterWorld:
             self.add_front()
         self.num_lost_workers = 0
         self._num_blocks = num_blocks
-        self._num_workers = 0
+        self._num_workers = 0  # names of workers
+        self._free_names: list[str] = []
         self._copy_failure_rate = copy_failure_rate
         self.num_copied_blocks = 0
         self.roles = roles
@@ -84,7 +93,7 @@ class ClusterWorld:
     def add_front(self) -> Front:
         """A front end that knows nothing; the workers tell it what they have."""
         router = RouterCore(self._router)
-        front = Front(router, FrontCore(router, self._cluster))
+        front = Front(router, FrontCore(router, self._cluster), self.now)
         self.fronts.append(front)
         for worker in self.workers:
             worker.tell_all_cached(self._connect(worker, front))
@@ -96,9 +105,7 @@ class ClusterWorld:
         for worker in self.workers:
             for line in worker.lines:
                 if line.front is front:
-                    for _ in range(self.rng.randrange(len(line.to_worker) + 1)):
-                        line.to_worker.pop()
-                    line.to_worker.append(Gone())
+                    self._hang_up(line)
                     line.to_front.clear()
 
     def _connect(self, worker: Worker, front: Front) -> Line:
@@ -132,8 +139,12 @@ class ClusterWorld:
         return left
 
     def add_worker(self, role: Role) -> None:
-        name = f"w{self._num_workers}"
-        self._num_workers += 1
+        """Under the name of one that died, where there is one."""
+        if self._free_names:
+            name = self._free_names.pop(0)
+        else:
+            name = f"w{self._num_workers}"
+            self._num_workers += 1
         spec = WorkerSpec(
             model_digest="00" * 32,
             kv_dtype="bf16",
@@ -145,7 +156,8 @@ class ClusterWorld:
         config = WorkerConfig(
             scheduler=SchedulerConfig(step_tokens=64, admission="optimistic", overlap="on")
         )
-        worker = Worker(name, spec, config, role)
+        clock_ns = self.rng.randrange(self._most_clock_ns) if self._most_clock_ns else 0
+        worker = Worker(name, spec, config, role, clock_ns)
         self.workers.append(worker)
         for front in self.fronts:
             self._connect(worker, front)
@@ -153,10 +165,29 @@ class ClusterWorld:
     def lose_worker(self, worker: Worker) -> None:
         """What it has said and nobody has heard is lost with it."""
         self.workers.remove(worker)
+        self._free_names.append(worker.name)
         self.num_lost_workers += 1
         for line in worker.lines:
             if line.front in self.fronts:
                 self.handle(WorkerDown(line.worker_id, "killed"), line.front)
+
+    def cut(self, line: Line) -> None:
+        """A front end gives a worker up that lives on: what it had sent may never arrive, what the
+        worker said before it notices comes too late.
+        """
+        self._hang_up(line)
+        self.handle(WorkerDown(line.worker_id, "silent"), line.front)
+
+    def heal(self, worker: Worker, front: Front) -> Line:
+        """It comes again, and tells what it has."""
+        line = self._connect(worker, front)
+        worker.tell_all_cached(line)
+        return line
+
+    def _hang_up(self, line: Line) -> None:
+        for _ in range(self.rng.randrange(len(line.to_worker) + 1)):
+            line.to_worker.pop()
+        line.to_worker.append(Gone())
 
     def submit(self, seqs: tuple[SeqSpec, ...], front: Front | None = None) -> None:
         front = front or self.fronts[0]
@@ -224,10 +255,40 @@ class ClusterWorld:
     def end_leases(self) -> None:
         """So much time passes that nothing is lent any more."""
         self.now = Ns(self.now + 60 * NS_PER_S)
-        while any(worker.timers for worker in self.workers):
+        while any(at_ns <= self.now for worker in self.workers for at_ns, _ in worker.timers):
             self.advance()
         while self._is_busy:
             self.advance()
+
+    def audit(self) -> None:
+        """With which every scenario ends: all blocks are accounted for and held for nobody, front
+        ends know what workers have, and one more request is served.
+        """
+        self.end_leases()
+        for front in self.fronts:
+            self._sweep(front)
+            assert front.router.stats().num_in_flight == 0
+        for worker in self.workers:
+            worker.core.check()
+            assert worker.core.stats().num_pinned_blocks == 0
+            assert not any(line.scope.living() for line in worker.lines)
+        if not self.can_decode:
+            self.add_worker(Role.MIXED)
+        for front in self.fronts:
+            params = SamplingParams(max_tokens=9)
+            spec = SeqSpec(seq_id=ONE_MORE, request_id="", prompt_tokens=(7,) * 40, params=params)
+            self.submit((spec,), front)
+            self.run()
+            assert tuple(front.outputs[ONE_MORE]) == expected_output(spec)
+
+    def _sweep(self, front: Front) -> None:
+        """Until what was lost has gone from the index, and it has what workers have."""
+        num_cached = sum(len(worker.cached) for worker in self.workers)
+        for _ in range(2 * NUM_SHARDS):
+            if front.router.stats().num_replicas == num_cached:
+                return
+            front.router.handle(self.now, WorkersStarting(0))
+        assert front.router.stats().num_replicas == num_cached
 
     def _tick(self) -> Ns:
         self.now = Ns(self.now + self.rng.randrange(1, 2_000_000))
@@ -268,10 +329,16 @@ class ClusterWorld:
         worker.handle(self._tick(), Timer(timer[1]))
 
     def handle(self, event: FrontEvent, front: Front) -> None:
-        for effect in front.core.handle(self._tick(), event):
+        front.now = self._tick()
+        for effect in front.core.handle(front.now, event):
             match effect:
                 case Forward(worker_id, forwarded):
-                    self._line(front, worker_id).to_worker.append(forwarded)
+                    message = (
+                        Submit(forwarded.seqs, self.now)
+                        if isinstance(forwarded, Arrive)
+                        else forwarded
+                    )
+                    self._line(front, worker_id).to_worker.append(message)
                 case Resync(worker_id):
                     self._line(front, worker_id).to_worker.append(effect)
                 case CallAt(at_ns, timer_id):

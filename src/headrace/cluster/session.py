@@ -60,7 +60,7 @@ class Session:
             return
         shift = time.monotonic_ns() - sent_ns
         ids = self._engine.next_seq_ids(len(seqs))
-        inward = self._scope.enter([_shifted(spec, shift) for spec in seqs], ids)
+        inward = self._scope.enter([shifted(spec, shift) for spec in seqs], ids)
         self._engine.submit(inward, self._hear)
 
     def cancel(self, message: Cancel) -> None:
@@ -137,7 +137,7 @@ class Session:
         return wire.load_of(self._engine.stats())
 
 
-def _shifted(spec: SeqSpec, shift_ns: int) -> SeqSpec:
+def shifted(spec: SeqSpec, shift_ns: int) -> SeqSpec:
     """The same with its times on this process's clock."""
     deadline = None if spec.deadline_ns is None else Ns(spec.deadline_ns + shift_ns)
     return msgspec.structs.replace(
