@@ -9,7 +9,7 @@ from cyclopts.exceptions import CycloptsError, UnknownCommandError, UnusedCliTok
 from headrace import __version__
 from headrace.cli.bench_app import bench
 from headrace.cli.calibrate_app import calibrate
-from headrace.cli.flags import AllFlags, EngineFlags, Model
+from headrace.cli.flags import AllFlags, EngineFlags, Json, Model
 from headrace.cli.output import HELP_WIDTH, console
 from headrace.cli.plan_app import plan
 from headrace.cli.sampling import SamplingFlags
@@ -17,9 +17,6 @@ from headrace.cli.sim_app import sim
 from headrace.cli.whole import convert_strictly
 from headrace.core.base.errors import RequestError
 
-Json = Annotated[
-    bool, Parameter(name="--json", negative="", help="print figures as JSON", show_default=False)
-]
 System = Annotated[
     str | None, Parameter(name="--system", help="system message", show_default=False)
 ]

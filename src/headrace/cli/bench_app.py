@@ -6,7 +6,7 @@ from cyclopts import App, Parameter
 
 from headrace.cli.bench_flags import LoadFlags, OutputFlags
 from headrace.cli.bench_serve_flags import JudgeFlags, ReportFlags, ServerFlags, TrafficFlags
-from headrace.cli.flags import Model
+from headrace.cli.flags import Json, Model
 
 bench = App(
     name="bench",
@@ -214,10 +214,7 @@ def compare(
     *,
     ratios: Ratios = True,
     seconds: Seconds = 30.0,
-    json: Annotated[
-        bool,
-        Parameter(name="--json", negative="", help="print figures as JSON", show_default=False),
-    ] = False,
+    json: Json = False,
 ) -> int:
     """Measure what a baseline holds and print what moved; exit code 1 if something did.
 

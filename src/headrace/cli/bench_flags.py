@@ -5,6 +5,8 @@ from typing import Annotated
 
 from cyclopts import Group, Parameter
 
+from headrace.cli.flags import Json
+
 _LOADS = Group("Loads", sort_key=5)
 _OUTPUT = Group("Output", sort_key=6)
 
@@ -44,9 +46,7 @@ class LoadFlags:
 class OutputFlags:
     """Where figures go."""
 
-    json: Annotated[
-        bool, Parameter(help="print figures as JSON", negative="", show_default=False)
-    ] = False
+    json: Json = False
     out: Annotated[
         str | None, Parameter(help="file that the JSON is written to, too", show_default=False)
     ] = None

@@ -5,6 +5,8 @@ from typing import Annotated
 
 from cyclopts import Group, Parameter
 
+from headrace.cli.flags import Json
+
 _SERVER = Group("Server", sort_key=1)
 _TRAFFIC = Group("Traffic", sort_key=2)
 _JUDGED = Group("Limits", sort_key=3)
@@ -104,9 +106,7 @@ class JudgeFlags:
 class ReportFlags:
     """Where figures go."""
 
-    json: Annotated[
-        bool, Parameter(help="print figures as JSON", negative="", show_default=False)
-    ] = False
+    json: Json = False
     out: Annotated[str | None, _flag("file for the JSON")] = None
     csv: Annotated[str | None, _flag("file for a line of each request")] = None
     html: Annotated[str | None, _flag("file for a page with charts")] = None

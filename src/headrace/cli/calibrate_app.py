@@ -4,7 +4,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from headrace.cli.flags import Model
+from headrace.cli.flags import Json, Model
 
 
 def calibrate(
@@ -28,9 +28,7 @@ def calibrate(
         str, Parameter(help="arguments of the server that is measured: --serve='--workers 3'")
     ] = "",
     passes: Annotated[int, Parameter(help="of the load, half a minute each and worker")] = 1,
-    json: Annotated[
-        bool, Parameter(negative="", help="print figures as JSON", show_default=False)
-    ] = False,
+    json: Json = False,
 ) -> int:
     """Fit a cost model to an engine's steps, for `headrace sim --cost FILE`.
 

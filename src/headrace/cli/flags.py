@@ -30,6 +30,10 @@ Model = Annotated[
 ]
 """The model of a command: its last word, or under a flag."""
 
+Json = Annotated[
+    bool, Parameter(name="--json", negative="", help="print figures as JSON", show_default=False)
+]
+
 
 def flag_values(flags: Any) -> dict[str, object]:
     """The raw values that were given, by the key of their setting; for None, nothing."""

@@ -4,6 +4,7 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
+from headrace.cli.flags import Json
 from headrace.cli.plan_flags import (
     AnswerFlags,
     LayoutFlags,
@@ -115,9 +116,7 @@ def claims(
     ] = None,
     requests: Annotated[int, Parameter(help="of each run")] = 200,
     seed: Annotated[int, Parameter(help="of lengths and arrivals")] = 0,
-    json: Annotated[
-        bool, Parameter(help="print figures as JSON", negative="", show_default=False)
-    ] = False,
+    json: Json = False,
 ) -> int:
     """Hold what the field claims of batching, disaggregation and routing against the simulator.
 

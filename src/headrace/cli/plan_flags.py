@@ -5,6 +5,8 @@ from typing import Annotated, Final
 
 from cyclopts import Group, Parameter
 
+from headrace.cli.flags import Json
+
 _TARGET = Group("What runs", sort_key=4)
 _WORKLOAD = Group("Workload", sort_key=5)
 _SIMULATOR = Group("Simulator", sort_key=6)
@@ -85,9 +87,7 @@ class SimulatorFlags:
 class AnswerFlags:
     """How the answer is given."""
 
-    json: Annotated[
-        bool, Parameter(help="print figures as JSON", negative="", show_default=False)
-    ] = False
+    json: Json = False
     plot: Annotated[
         str | None, Parameter(help="file that a picture is written to (SVG)", show_default=False)
     ] = None

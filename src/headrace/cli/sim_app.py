@@ -4,12 +4,10 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
+from headrace.cli.flags import Json
 from headrace.cli.sim_flags import SimFlags
 from headrace.cli.sim_whatif_flags import SloFlags, WhatIfFlags
 
-Json = Annotated[
-    bool, Parameter(name="--json", negative="", help="print figures as JSON", show_default=False)
-]
 Like = Annotated[
     str,
     Parameter(

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import aiohttp
 
 TIMEOUT_S = 30.0
+GONE_S = 10.0  # within which a server that is only busy says something
 PROBE_TOKENS = 16
 
 
@@ -58,6 +59,20 @@ async def _listed(session: "aiohttp.ClientSession", target: Target) -> tuple[lis
             return msgspec.json.decode(await response.read(), type=_Cards).data, ""
     except (aiohttp.ClientError, OSError, TimeoutError, msgspec.MsgspecError) as error:
         return [], f": {str(error) or 'no answer in time'}"
+
+
+async def is_gone(target: Target) -> bool:
+    """Whether nobody answers at the address any more. A refusal is an answer."""
+    import aiohttp
+
+    async with connect(timeout_s=GONE_S) as session:
+        try:
+            async with session.get(
+                f"{target.url}/v1/models", headers=target.headers, allow_redirects=False
+            ):
+                return False
+        except (aiohttp.ClientError, OSError, TimeoutError):
+            return True
 
 
 async def probe(target: Target, wording: Wording) -> None:

@@ -14,6 +14,7 @@ from headrace.bench.client import connect, now
 from headrace.bench.serve.asked import Rules, Target, Traffic
 from headrace.bench.serve.asker import Asker
 from headrace.bench.serve.client_watch import ClientWatch
+from headrace.bench.serve.discovery import is_gone
 from headrace.bench.serve.driver import Driver
 from headrace.bench.serve.intervals import Estimate
 from headrace.bench.serve.outcome import Latencies, Outcome
@@ -21,7 +22,7 @@ from headrace.bench.serve.report import Report, report_of
 from headrace.bench.serve.search import Search
 from headrace.bench.serve.server_facts import facts_between, read_totals
 from headrace.bench.serve.source import source_of
-from headrace.bench.serve.verdict import slow_client
+from headrace.bench.serve.verdict import GONE, none_good, slow_client
 from headrace.bench.serve.wording import Wording
 from headrace.core.base.metrics import is_good
 from headrace.core.base.types import NS_PER_S
@@ -29,6 +30,7 @@ from headrace.core.base.types import NS_PER_S
 SETTLE_S = 0.5  # between trials, for the server to notice that clients have left
 SPARE_FILES = 64  # besides those of connections
 RATE, CONCURRENCY = "rate", "concurrency"
+NO_ANSWER = ("no connection", "broken off", "timed out")  # what a server that has died leaves
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,7 +70,7 @@ class SearchReport(msgspec.Struct, frozen=True, kw_only=True):
     failed: float | None
     is_settled: bool  # or else the trials were used up, or the client was too slow
     trials: list[Trial]
-    stopped_by: str = ""  # a client that was too slow, or whoever runs it
+    stopped_by: str = ""  # a client that was too slow, a server that is gone, or whoever runs it
 
 
 @dataclass
@@ -93,6 +95,8 @@ class Bench:
     async def measure(self, traffic: Traffic, label: str = "") -> Report:
         """One run to its end."""
         report, _ = await self._run(traffic, label, gives_up=False)
+        if fault := none_good(report.num_counted, report.since_due.num_good, report.faults):
+            report.faults.append(fault)
         return report
 
     async def search(
@@ -121,6 +125,7 @@ class Bench:
             if trial.holds:
                 best = report, self.outcomes
             stopped_by = slow_client(report.client, self.rules)
+            stopped_by = GONE if GONE in report.faults else stopped_by
             await asyncio.sleep(SETTLE_S)
         found = SearchReport(
             of=of,
@@ -182,6 +187,8 @@ class Bench:
         )
         if self.stopped_by:
             report.warnings.insert(0, _cut_words(self.stopped_by, driver.num_left))
+        elif any(one.fault in NO_ANSWER for one in driver.outcomes) and await is_gone(target):
+            report.faults.append(GONE)
         return report, tally.has_given_up
 
 

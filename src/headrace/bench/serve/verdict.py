@@ -18,6 +18,7 @@ BUFFERED_NS: Final = NS_PER_MS  # all events of an answer within this
 LONG_ANSWER: Final = 8  # events
 OFF_BY: Final = 0.1  # share of tokens
 TEMPLATE_TOKENS: Final = 64  # that a chat's template may add to a prompt
+GONE: Final = "the server is gone: nobody answers at its address after the run"
 
 
 def faults_of(counted: Sequence[Outcome], rules: Rules, client: ClientFacts) -> list[str]:
@@ -41,6 +42,15 @@ def faults_of(counted: Sequence[Outcome], rules: Rules, client: ClientFacts) -> 
         reason, _ = reasons.most_common(1)[0]
         faults.append(f"{reasons.total()} of {len(counted)} answers cannot be: {reason}")
     return faults
+
+
+def none_good(num_counted: int, num_good: int, faults: Sequence[str]) -> str:
+    """Where every request failed or broke a limit, that is all a run can say, unless other faults
+    say more; empty = one was good.
+    """
+    if num_good or not num_counted or faults:
+        return ""
+    return f"no request was good: all {num_counted} failed or broke a limit"
 
 
 def slow_client(client: ClientFacts, rules: Rules) -> str:

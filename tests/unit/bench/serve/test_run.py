@@ -13,6 +13,7 @@ from headrace.bench.serve.asked import COMPLETIONS, Rules, Target, Traffic
 from headrace.bench.serve.discovery import find_model, probe
 from headrace.bench.serve.report import Report, report_of
 from headrace.bench.serve.run import CONCURRENCY, RATE, Bench, Progress, SearchReport
+from headrace.bench.serve.verdict import GONE
 from headrace.bench.serve.wording import Wording, common_words
 from headrace.core.base.errors import ConfigError, HeadraceError
 from headrace.core.base.request import Slo
@@ -80,16 +81,27 @@ def piece(text: str) -> str:
 Use = Callable[[Bench], Awaitable[Any]]
 
 
-def against(server: Server, use: Use, *, rules: Rules = RULES, **target: Any) -> Any:
+def against(
+    server: Server,
+    use: Use,
+    *,
+    rules: Rules = RULES,
+    runner: list[web.AppRunner] | None = None,
+    **target: Any,
+) -> Any:
+    """`runner` is told what the server runs in."""
+
     async def main() -> Any:
         app = web.Application()
         app.router.add_get("/v1/models", server.models)
         app.router.add_post("/v1/completions", server.answer)
         app.router.add_post("/v1/chat/completions", server.answer)
-        runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        host, port = runner.addresses[0][:2]
+        running = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
+        if runner is not None:
+            runner.append(running)
+        await running.setup()
+        await web.TCPSite(running, "127.0.0.1", 0).start()
+        host, port = running.addresses[0][:2]
         asked = Target(url=f"http://{host}:{port}", **{"model": "m", **target})
         bench = Bench(asked, rules, common_words(), f"{asked.url}/metrics", progress.append)
         progress.clear()
@@ -97,7 +109,7 @@ def against(server: Server, use: Use, *, rules: Rules = RULES, **target: Any) ->
             async with asyncio.timeout(60):
                 return await use(bench)
         finally:
-            await runner.cleanup()
+            await running.cleanup()
 
     return asyncio.run(main())
 
@@ -195,6 +207,50 @@ def test_nobody_listens() -> None:
 
     report = against(Server(), use)
     assert report.num_failed_by_fault == {"no connection": 12}
+    assert report.faults == ["no request was answered whole", GONE]
+
+
+def leaving_after(num: int, runner: list[web.AppRunner]) -> Callable[[Progress], None]:
+    """Take the server away in the middle of a run."""
+    tasks = []
+
+    def hear(one: Progress) -> None:
+        if one.num_ended == num:
+            tasks.append(asyncio.ensure_future(runner[0].cleanup()))
+
+    return hear
+
+
+@pytest.mark.parametrize("searches", [False, True])
+def test_a_server_that_dies_under_a_run_makes_it_no_measurement(searches: bool) -> None:
+    traffic = msgspec.structs.replace(BURST, is_burst=False, concurrency=1, think_s=0.0)
+    runner: list[web.AppRunner] = []
+
+    async def use(bench: Bench) -> Any:
+        bench.on_progress = leaving_after(3, runner)
+        if searches:
+            return await bench.search(traffic, CONCURRENCY, 1, 12)
+        return await bench.measure(traffic)
+
+    found = against(Server(), use, runner=runner)
+    if searches:
+        search, report, _ = found
+        assert (len(search.trials), search.stopped_by, report) == (1, GONE, None)
+    else:
+        assert found.faults == [GONE]
+        assert 3 <= found.since_due.num_good < 12
+
+
+def test_failures_of_a_server_that_lives_are_data() -> None:
+    report = measured(Server(lambda number, lines: lines[:1] if number % 2 else lines))
+    assert report.num_failed_by_fault == {"broken off": 6}
+    assert report.faults == []
+
+
+def test_a_run_of_which_nothing_is_good_says_so() -> None:
+    rules = msgspec.structs.replace(RULES, slo=Slo(ttft_ms=1e-6))
+    report = measured(Server(), rules=rules)
+    assert report.faults == ["no request was good: all 12 failed or broke a limit"]
 
 
 def test_the_search_finds_how_many_clients_have_room(monkeypatch: pytest.MonkeyPatch) -> None:
