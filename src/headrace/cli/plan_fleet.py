@@ -25,12 +25,12 @@ from headrace.core.cost.datasheet import DataSheetCostModel
 from headrace.core.cost.hardware import Accelerator
 from headrace.core.workload.profiles import CHAT, profile_named
 from headrace.plan.engines import Engine, Provenance
-from headrace.plan.fleet import every_shape
+from headrace.plan.fleet import every_layout, every_shape
 from headrace.plan.picture import Chart, Line, Mark
 from headrace.plan.presets import Presets, find, presets_with
 from headrace.plan.queueing import CHUNKED, PREFILL_FIRST, SPLIT
 from headrace.sim.fleet import FleetQuestion, search_fleet
-from headrace.sim.fleet_answer import FleetAnswer, FleetRow
+from headrace.sim.fleet_answer import FleetAnswer, FleetRow, WorkerRow
 from headrace.sim.fleet_trial import Interval, Traffic
 
 USUAL_LOAD_PER_S: Final = 10.0
@@ -164,13 +164,21 @@ def question_of(
     check_range("--seeds", search.seeds, 1, MAX_SEEDS)
     check_range("--max-gpus", search.max_gpus, 1, 4096)
     check_worker(worker)
-    for tp in search.tp:
-        check_range("--tp", tp, 1, 1024)
+    for name in ("tp", "pp", "ep"):
+        for size in getattr(search, name):
+            check_range(f"--{name}", size, 1, 1024)
+    check_range("--pairs", search.pairs, 0, 1000)
+    layouts = tuple(every_layout(search.tp or USUAL_WIDTHS, search.pp or (1,), search.ep or (1,)))
+    if not layouts:
+        raise ConfigError(
+            f"--ep {search.ep} holds no multiple of --tp {search.tp}",
+            hint="ranks that share experts are whole replicas of attention",
+        )
     modes = [find("split", name, MODES) for name in search.split] or list(MODES.values())
     check_policies(search.policy)
     usual = FleetQuestion(shapes=(), traffic=traffic)
     return FleetQuestion(
-        shapes=tuple(every_shape(costs, search.tp or USUAL_WIDTHS, modes)),
+        shapes=tuple(every_shape(costs, layouts, modes)),
         traffic=traffic,
         attainment=search.attainment,
         seeds=tuple(range(worker.seed, worker.seed + search.seeds)),
@@ -179,6 +187,7 @@ def question_of(
         block_size=worker.block_size,
         max_gpus=search.max_gpus,
         kv_link_bytes_per_s=(worker.kv_link_gb_s or 0.0) * 1e9,
+        num_pairs=search.pairs,
     )
 
 
@@ -207,13 +216,12 @@ def provenance_of(
     """Of all accelerators together; extrapolations are those of the shapes that were measured."""
     sources: dict[str, None] = {}
     beyond: dict[str, None] = {}
-    measured = {(row.accelerator, row.tp) for row in found.rows}
+    measured = [one for row in found.rows for one in (row.prefill_worker, row.decode_worker)]
     demand = question.traffic.demand
-    for shape in question.shapes:
-        cost = shape.cost
-        own = engine.provenance(cost, concurrency=1, context_tokens=demand.context_tokens)
+    for worker in {str(shape.decode): shape.decode for shape in question.shapes}.values():
+        own = engine.provenance(worker.cost, concurrency=1, context_tokens=demand.context_tokens)
         sources |= dict.fromkeys(own.sources)
-        if (cost.accelerator.name, cost.layout.tp) in measured:
+        if WorkerRow.of(worker) in measured:
             beyond |= dict.fromkeys(own.extrapolates)
     prices = ", ".join(
         f"{cost.accelerator.name} ${cost.accelerator.price_usd_per_hour:g}"

@@ -81,10 +81,22 @@ class SearchFlags:
     tp: Annotated[
         tuple[int, ...], _listed(_SEARCH, "tensor parallel ranks of a worker; none = 1, 2, 4, 8")
     ] = ()
+    pp: Annotated[tuple[int, ...], _listed(_SEARCH, "pipeline stages of a worker; none = 1")] = ()
+    ep: Annotated[
+        tuple[int, ...],
+        _listed(_SEARCH, "ranks of a worker that share whole experts; 1, or none = sliced ones"),
+    ] = ()
     split: Annotated[
         tuple[str, ...],
         _listed(_SEARCH, "chunked, prefill-first or disaggregated; none = all of them"),
     ] = ()
+    pairs: Annotated[
+        int,
+        Parameter(
+            group=_SEARCH,
+            help="fleets looked at whose prompts have other workers than answers, 0 = none",
+        ),
+    ] = 4
     policy: Annotated[
         tuple[str, ...],
         _listed(

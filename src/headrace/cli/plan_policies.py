@@ -29,7 +29,7 @@ from headrace.cli.plan_target import check_range
 from headrace.core.base.errors import ConfigError
 from headrace.core.cost.hardware import Layout
 from headrace.plan.engines import Engine
-from headrace.plan.fleet import Refusal, Shape, bound
+from headrace.plan.fleet import Kind, Refusal, Shape, bound
 from headrace.plan.picture import Chart, Mark
 from headrace.plan.queueing import CHUNKED
 from headrace.sim.fleet_trial import Fleet, Traffic
@@ -64,7 +64,7 @@ def policies(
     seeds = range(worker.seed, worker.seed + flags.seeds)
     rows = compare_policies(fleet, traffic, seeds, flags.policy or POLICIES, report_note)
     provenance = engine.provenance(
-        fleet.shape.cost, concurrency=1, context_tokens=traffic.demand.context_tokens
+        fleet.shape.decode.cost, concurrency=1, context_tokens=traffic.demand.context_tokens
     )
     figures = {
         "num_workers": num_workers,
@@ -90,7 +90,7 @@ def fleet_of(num_workers: int, flags: PolicyFlags, worker: WorkerFlags, engine: 
         found, accelerator=priced(found.accelerator, 1.0), layout=Layout(tp=flags.tp)
     )
     return Fleet(
-        shape=Shape(cost=cost, mode=CHUNKED),
+        shape=Shape(decode=Kind(cost), mode=CHUNKED),
         prefill_workers=0,
         decode_workers=num_workers,
         policy=POLICIES[0],

@@ -7,6 +7,7 @@ they refuse needs no simulation; what they allow, only a simulation can judge.
 
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
+from itertools import permutations
 from math import ceil
 from typing import Final
 
@@ -54,23 +55,66 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
         return mean_context_tokens(self.prompt_tokens, self.output_tokens)
 
 
-class Shape(msgspec.Struct, frozen=True, kw_only=True):
-    """Workers that are alike; how many is open."""
+class Kind(msgspec.Struct, frozen=True):
+    """One worker: a model on devices.
 
-    cost: DataSheetCostModel  # of one worker
-    mode: str
+    Its engines are what a router chooses among. Each of as many batches as there are pipeline
+    stages has one of its own, with an equal part of the memory; so has each replica of attention
+    of ranks that share whole experts.
+    """
+
+    cost: DataSheetCostModel  # of one engine's steps
 
     @property
-    def gpus_per_worker(self) -> int:
+    def num_gpus(self) -> int:
         return self.cost.layout.num_gpus
 
     @property
-    def usd_per_worker_hour(self) -> float:
-        """Only of shapes that were not refused for having no price."""
-        return (self.cost.accelerator.price_usd_per_hour or 0.0) * self.gpus_per_worker
+    def num_engines(self) -> int:
+        return self.cost.layout.pp * self.cost.layout.dp
+
+    @property
+    def usd_per_hour(self) -> float:
+        """Only of those that were not refused for having no price."""
+        return (self.cost.accelerator.price_usd_per_hour or 0.0) * self.num_gpus
+
+    def seqs_that_fit(self, tokens_per_seq: float) -> int:
+        """Of one engine."""
+        return num_seqs_that_fit(self.cost, tokens_per_seq) // self.cost.layout.pp
 
     def __str__(self) -> str:
-        return f"{self.cost.accelerator.name} TP{self.cost.layout.tp}, {self.mode}"
+        layout = self.cost.layout
+        sizes = {"TP": layout.tp, "PP": layout.pp, "EP": layout.ep}
+        words = (f"{name}{size}" for name, size in sizes.items() if size > 1 or name == "TP")
+        return f"{self.cost.accelerator.name} {' '.join(words)}"
+
+
+class Shape(msgspec.Struct, frozen=True, kw_only=True):
+    """Workers of which kind serve how; how many is open."""
+
+    decode: Kind  # those that decode, whatever else they do
+    mode: str
+    other: Kind | None = None  # that prompts have, where they are apart; None = the same
+
+    @property
+    def prefill(self) -> Kind:
+        return self.other or self.decode
+
+    @property
+    def is_pair(self) -> bool:
+        """Of workers that are not alike."""
+        return self.other is not None
+
+    def num_gpus(self, prefill_workers: int, decode_workers: int) -> int:
+        return prefill_workers * self.prefill.num_gpus + decode_workers * self.decode.num_gpus
+
+    def usd_per_hour(self, prefill_workers: int, decode_workers: int) -> float:
+        prompts = prefill_workers * self.prefill.usd_per_hour
+        return prompts + decode_workers * self.decode.usd_per_hour
+
+    def __str__(self) -> str:
+        kinds = f"{self.other} : {self.decode}" if self.other else str(self.decode)
+        return f"{kinds}, {self.mode}"
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,40 +132,74 @@ class Bound(msgspec.Struct, frozen=True, kw_only=True):
     prefill_workers: int  # 0 = all do both
     decode_workers: int
     workers_needed: float  # the same in parts
+    prefill_needed: float = 0.0  # of them
     constraint: Constraint  # that sets them
-    decode_seqs: int  # that can decode together in one worker
+    decode_seqs: int  # that can decode together in one engine
 
     @property
     def num_workers(self) -> int:
         return self.prefill_workers + self.decode_workers
 
     @property
+    def num_gpus(self) -> int:
+        return self.shape.num_gpus(self.prefill_workers, self.decode_workers)
+
+    @property
     def usd_per_hour(self) -> float:
-        return self.num_workers * self.shape.usd_per_worker_hour
+        return self.shape.usd_per_hour(self.prefill_workers, self.decode_workers)
+
+    @property
+    def usd_needed(self) -> float:
+        """An hour, if workers came in parts."""
+        if not self.prefill_workers:
+            return self.workers_needed * self.shape.decode.usd_per_hour
+        return (
+            self.prefill_needed * self.shape.prefill.usd_per_hour
+            + (self.workers_needed - self.prefill_needed) * self.shape.decode.usd_per_hour
+        )
+
+
+def every_layout(
+    widths: Sequence[int], stages: Sequence[int], expert_ranks: Sequence[int]
+) -> Iterator[Layout]:
+    """Of one worker; ranks that share whole experts are as many replicas of attention as their
+    number has of tensor parallel ranks.
+    """
+    for tp in widths:
+        for pp in stages:
+            for ep in expert_ranks:
+                if ep == 1 or ep % tp == 0:
+                    yield Layout(tp=tp, pp=pp, ep=ep, dp=1 if ep == 1 else ep // tp)
 
 
 def every_shape(
-    costs: Sequence[DataSheetCostModel], widths: Sequence[int], modes: Sequence[str]
+    costs: Sequence[DataSheetCostModel], layouts: Sequence[Layout], modes: Sequence[str]
 ) -> Iterator[Shape]:
-    """One for each accelerator, number of tensor parallel ranks and mode."""
-    for cost in costs:
-        for tp in widths:
-            own = msgspec.structs.replace(cost, layout=Layout(tp=tp))
-            for mode in modes:
-                yield Shape(cost=own, mode=mode)
+    """One for each accelerator, layout and mode, and for each pair of unlike workers."""
+    kinds = [
+        Kind(msgspec.structs.replace(cost, layout=layout)) for cost in costs for layout in layouts
+    ]
+    for kind in kinds:
+        for mode in modes:
+            yield Shape(decode=kind, mode=mode)
+    if SPLIT in modes:
+        for prefill, decode in permutations(kinds, 2):
+            yield Shape(decode=decode, mode=SPLIT, other=prefill)
 
 
 def bound(shape: Shape, demand: Demand) -> Bound | Refusal:
     if refusal := _impossible(shape, demand) or _too_slow(shape, demand):
         return refusal
-    num_seqs, is_full = most_seqs(shape.cost, demand)
-    prompt = shape.cost.times(_prompt(demand))
-    step = shape.cost.times(decode_shape(num_seqs, demand.context_tokens))
+    prefill, decode = shape.prefill, shape.decode
+    num_seqs, is_full = most_seqs(decode, demand)
+    prompt = prefill.cost.times(_prompt(demand))
+    step = decode.cost.times(decode_shape(num_seqs, demand.context_tokens))
     steps = demand.output_tokens / num_seqs  # a request's part of them
-    prefill_s = (prompt.flop_ns + prompt.link_ns) / NS_PER_S
-    decode_s = steps * step.total_ns / NS_PER_S
+    prefill_s = (prompt.flop_ns + prompt.link_ns) / NS_PER_S / prefill.num_engines
+    decode_s = steps * step.total_ns / NS_PER_S / decode.num_engines
     decoding = Constraint.MEMORY if is_full else Constraint.DECODE_BANDWIDTH
-    constraint = Constraint.PREFILL_COMPUTE if prefill_s > decode_s else decoding
+    is_of_prompts = prefill_s * prefill.usd_per_hour > decode_s * decode.usd_per_hour
+    constraint = Constraint.PREFILL_COMPUTE if is_of_prompts else decoding
     if shape.mode == SPLIT:
         parts = ceil(demand.load_per_s * prefill_s), ceil(demand.load_per_s * decode_s)
         return Bound(
@@ -129,13 +207,14 @@ def bound(shape: Shape, demand: Demand) -> Bound | Refusal:
             prefill_workers=max(1, parts[0]),
             decode_workers=max(1, parts[1]),
             workers_needed=demand.load_per_s * (prefill_s + decode_s),
+            prefill_needed=demand.load_per_s * prefill_s,
             constraint=constraint,
             decode_seqs=num_seqs,
         )
     # A mixed step reads memory while it computes: the larger of the two, and what comes on top.
     flop_ns = prompt.flop_ns + steps * step.flop_ns
     rest_ns = steps * (step.link_ns + step.overhead_ns)
-    both_s = (max(flop_ns, steps * step.memory_ns) + rest_ns) / NS_PER_S
+    both_s = (max(flop_ns, steps * step.memory_ns) + rest_ns) / NS_PER_S / decode.num_engines
     return Bound(
         shape=shape,
         prefill_workers=0,
@@ -146,32 +225,39 @@ def bound(shape: Shape, demand: Demand) -> Bound | Refusal:
     )
 
 
-def most_seqs(cost: DataSheetCostModel, demand: Demand) -> tuple[int, bool]:
-    """Sequences that may decode together, and whether memory is what keeps them from being more."""
-    room = min(MAX_SEQS, num_seqs_that_fit(cost, demand.context_tokens))
+def most_seqs(kind: Kind, demand: Demand) -> tuple[int, bool]:
+    """Sequences that may decode together in one engine, and whether memory is what keeps them from
+    being more.
+    """
+    room = min(MAX_SEQS, kind.seqs_that_fit(demand.context_tokens))
     limit_s = _token_limit_s(demand)
     if limit_s is None:
         return room, room < MAX_SEQS
     low, high = 1, room
     while low < high:
         middle = (low + high + 1) // 2
-        step_ns = cost.times(decode_shape(middle, demand.context_tokens)).total_ns
+        step_ns = kind.cost.times(decode_shape(middle, demand.context_tokens)).total_ns
         low, high = (middle, high) if step_ns <= limit_s * NS_PER_S else (low, middle - 1)
     return low, low == room < MAX_SEQS
 
 
 def _impossible(shape: Shape, demand: Demand) -> Refusal | None:
-    cost = shape.cost
+    kinds = (shape.other, shape.decode) if shape.other else (shape.decode,)
+    return next(filter(None, (_impossible_kind(shape, kind, demand) for kind in kinds)), None)
+
+
+def _impossible_kind(shape: Shape, kind: Kind, demand: Demand) -> Refusal | None:
+    cost = kind.cost
     if fault := cost.model.layout_fault(cost.layout):
         return _refuse(shape, "layout", fault)
-    if shape.gpus_per_worker > 1 and not cost.has_links():
+    if kind.num_gpus > 1 and not cost.has_links():
         return _refuse(shape, Constraint.LINK, f"no link joins {cost.layout} ranks")
     if not cost.accelerator.price_usd_per_hour:
         return _refuse(
             shape, "price", "no price: give price_usd_per_hour in a file for --presets, or --price"
         )
     longest = demand.prompt_tokens + demand.output_tokens
-    if num_seqs_that_fit(cost, longest) < 1:
+    if kind.seqs_that_fit(longest) < 1:
         room, weights = kv_room_bytes(cost) / 1e9, cost.weight_bytes_per_gpu() / 1e9
         return _refuse(
             shape,
@@ -184,9 +270,9 @@ def _impossible(shape: Shape, demand: Demand) -> Refusal | None:
 
 def _too_slow(shape: Shape, demand: Demand) -> Refusal | None:
     """Limits that a mean request breaks even alone."""
-    cost, slo = shape.cost, demand.slo
-    prefill_ms = cost.times(_prompt(demand)).total_ns / 1e6
-    step_ms = cost.times(decode_shape(1, demand.context_tokens)).total_ns / 1e6
+    slo = demand.slo
+    prefill_ms = shape.prefill.cost.times(_prompt(demand)).total_ns / 1e6
+    step_ms = shape.decode.cost.times(decode_shape(1, demand.context_tokens)).total_ns / 1e6
     if slo.ttft_ms is not None and prefill_ms > slo.ttft_ms:
         words = f"a mean prompt alone takes {prefill_ms:,.0f} ms, TTFT may be {slo.ttft_ms:g}"
         return _refuse(shape, Constraint.PREFILL_COMPUTE, words)

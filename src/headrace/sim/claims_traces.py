@@ -13,7 +13,7 @@ from headrace.core.telemetry import RequestRecord
 from headrace.core.workload.profiles import AGENT
 from headrace.core.workload.replay import TraceSource
 from headrace.core.workload.traces import TraceRequest, spread
-from headrace.plan.fleet import Shape
+from headrace.plan.fleet import Kind, Shape
 from headrace.plan.queueing import CHUNKED
 from headrace.sim.capacity import Crew, largest_rate, serve, share_is_good
 from headrace.sim.claims import GPU, WHOLE, Claim, Effort, cost_of, device, gain, split
@@ -75,7 +75,7 @@ def routing(effort: Effort) -> Iterator[Claim]:
         traffics[words] = Traffic.of_trace(trace, Slo(ttft_ms=10_000.0))
     for words, traffic in traffics.items():
         fleet = Fleet(
-            shape=Shape(cost=cost_of("Meta-Llama-3.1-8B", "H100 SXM", 1), mode=CHUNKED),
+            shape=Shape(decode=Kind(cost_of("Meta-Llama-3.1-8B", "H100 SXM", 1)), mode=CHUNKED),
             prefill_workers=0,
             decode_workers=8,
             policy="kv",

@@ -20,6 +20,7 @@ from headrace.sim.summary import Summary
 
 SLACK: Final = 1.25  # of the best fleet's price; what costs more than that is not looked at
 NUM_MEASURED: Final = 3  # shapes that are measured over all seeds
+NUM_PAIRS: Final = 4  # of unlike workers that are looked at
 MOST_IDLE: Final = 4  # times the workers that the bound asks for; more of them do not help
 
 Misses = dict[str, dict[str, int]]
@@ -35,6 +36,7 @@ class FleetQuestion(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int = 16
     max_gpus: int = 64
     kv_link_bytes_per_s: float = 0.0  # of each worker; 0 = as the data sheet says
+    num_pairs: int = NUM_PAIRS
 
 
 class _OutOfTime(Exception):
@@ -95,18 +97,40 @@ class _Search:
         self._try_policies()
 
     def _possible(self) -> list[Bound]:
-        """Cheapest first, so that dear ones are refused early."""
+        """Cheapest first, so that dear ones are refused early. Of pairs of unlike workers, which
+        are many, those that cannot be have no line of their own: what one side lacks is said where
+        all are like it.
+        """
         limit = self._question.max_gpus
+        pairs: list[Bound] = []
+        num_asked = 0
         for shape in self._question.shapes:
             found = bound(shape, self._question.traffic.demand)
-            if isinstance(found, Refusal):
+            if shape.is_pair:
+                num_asked += 1
+                if isinstance(found, Bound) and found.num_gpus <= limit:
+                    pairs.append(found)
+            elif isinstance(found, Refusal):
                 self.refused.append(found)
-            elif (num := found.num_workers * shape.gpus_per_worker) > limit:
-                words = f"needs at least {num} devices, {limit} are allowed"
+            elif found.num_gpus > limit:
+                words = f"needs at least {found.num_gpus} devices, {limit} are allowed"
                 self._refuse(shape, found.constraint, words)
             else:
                 self.bounds[str(shape)] = found
+        pairs.sort(key=lambda one: (one.usd_per_hour, one.usd_needed))
+        kept = pairs[: self._question.num_pairs]
+        self._refuse_pairs(num_asked - len(pairs), len(pairs) - len(kept))
+        self.bounds |= {str(one.shape): one for one in kept}
         return sorted(self.bounds.values(), key=lambda one: one.usd_per_hour)
+
+    def _refuse_pairs(self, num_impossible: int, num_dear: int) -> None:
+        for number, constraint, reason in (
+            (num_impossible, "either side", "what one of both cannot do, they cannot"),
+            (num_dear, "price", f"the bounds of {self._question.num_pairs} others are lower"),
+        ):
+            if number:
+                name = f"{number} pairs of unlike workers"
+                self.refused.append(Refusal(shape=name, constraint=constraint, reason=reason))
 
     def _fewest(self, one: Bound, dearest: float) -> Fleet | None:
         """The fewest workers that hold on the first seed: up from the bound, where the misses say
@@ -174,8 +198,8 @@ class _Search:
         if not holding:
             return
         best = min(holding, key=lambda one: one.rank).fleet
-        if best.num_workers < 2:
-            self._refuse(best.shape, "policy", "one worker: every policy does the same")
+        if best.num_engines < 2:
+            self._refuse(best.shape, "policy", "one engine: every policy does the same")
             return
         for policy in self._question.policies[1:]:
             other = msgspec.structs.replace(best, policy=policy)

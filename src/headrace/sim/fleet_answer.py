@@ -10,20 +10,44 @@ from typing import Final
 import msgspec
 
 from headrace.core.telemetry import Cause
-from headrace.plan.fleet import Bound, Constraint, Refusal
-from headrace.plan.steps import num_seqs_that_fit
+from headrace.plan.fleet import Bound, Constraint, Kind, Refusal
 from headrace.sim.fleet_trial import Cut, Fleet, Interval, Measured, Traffic
 from headrace.sim.summary import Summary
 
 NEAR_FULL: Final = 0.9  # of capacity or memory: beyond it they are the reason, not chance
 
 
+class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker is."""
+
+    accelerator: str
+    tp: int
+    pp: int
+    ep: int
+    num_gpus: int
+    usd_per_hour: float
+
+    @classmethod
+    def of(cls, kind: Kind) -> "WorkerRow":
+        layout = kind.cost.layout
+        return cls(
+            accelerator=kind.cost.accelerator.name,
+            tp=layout.tp,
+            pp=layout.pp,
+            ep=layout.ep,
+            num_gpus=kind.num_gpus,
+            usd_per_hour=kind.usd_per_hour,
+        )
+
+
 class FleetRow(msgspec.Struct, frozen=True, kw_only=True):
     """A fleet that was measured over all seeds. Figures are means over them."""
 
     name: str
-    accelerator: str
+    accelerator: str  # of workers that decode, as is `tp`
     tp: int
+    prefill_worker: WorkerRow | None  # None = all do both
+    decode_worker: WorkerRow
     mode: str
     prefill_workers: int
     decode_workers: int
@@ -128,10 +152,13 @@ def compare(best: Measured, other: Measured) -> RunnerUp:
 
 def row_of(one: Measured, *, holds: bool, is_on_front: bool) -> FleetRow:
     fleet, runs = one.fleet, one.runs
+    decode = WorkerRow.of(fleet.shape.decode)
     return FleetRow(
         name=str(fleet),
-        accelerator=fleet.shape.cost.accelerator.name,
-        tp=fleet.shape.cost.layout.tp,
+        accelerator=decode.accelerator,
+        tp=decode.tp,
+        prefill_worker=WorkerRow.of(fleet.shape.prefill) if fleet.prefill_workers else None,
+        decode_worker=decode,
         mode=fleet.shape.mode,
         prefill_workers=fleet.prefill_workers,
         decode_workers=fleet.decode_workers,
@@ -199,8 +226,10 @@ def constraint_of(one: Measured, least: Bound) -> Constraint:
     if (found := main_constraint(run)) is not Constraint.QUEUEING:
         return found
     tokens = (run.prompt_tokens_per_s + run.output_tokens_per_s) / run.load_per_s
-    seqs = run.load_per_s * (run.e2e_ms.mean or 0.0) / 1000 / fleet.decode_workers  # Little's law
-    if seqs > NEAR_FULL * num_seqs_that_fit(fleet.shape.cost, tokens):
+    decode = fleet.shape.decode
+    num_engines = fleet.decode_workers * decode.num_engines
+    seqs = run.load_per_s * (run.e2e_ms.mean or 0.0) / 1000 / num_engines  # Little's law
+    if seqs > NEAR_FULL * decode.seqs_that_fit(tokens):
         return Constraint.MEMORY
     is_full = least.workers_needed > NEAR_FULL * fleet.num_workers
     return least.constraint if is_full else Constraint.QUEUEING

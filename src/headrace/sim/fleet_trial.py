@@ -22,7 +22,7 @@ from headrace.core.workload.replay import TraceSource
 from headrace.core.workload.source import Source, Until
 from headrace.core.workload.synthetic import SessionShape, Synthetic, SyntheticSource
 from headrace.core.workload.traces import TraceRequest, spread
-from headrace.plan.fleet import MAX_SEQS, Demand, Shape
+from headrace.plan.fleet import MAX_SEQS, Demand, Kind, Shape
 from headrace.plan.queueing import PREFILL_FIRST, SPLIT
 from headrace.sim.cluster import simulate_cluster
 from headrace.sim.setup import VOCAB, Device, Layout, build_cluster
@@ -136,7 +136,7 @@ def shareable(trace: Sequence[TraceRequest]) -> float:
 
 
 class Fleet(msgspec.Struct, frozen=True, kw_only=True):
-    """Workers that are alike, in number, behind a router."""
+    """Workers of a shape, in number, behind a router."""
 
     shape: Shape
     prefill_workers: int  # 0 = all do both
@@ -151,19 +151,29 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True):
         return self.prefill_workers + self.decode_workers
 
     @property
+    def num_engines(self) -> int:
+        """That the router chooses among."""
+        prompts = self.prefill_workers * self.shape.prefill.num_engines
+        return prompts + self.decode_workers * self.shape.decode.num_engines
+
+    @property
     def num_gpus(self) -> int:
-        return self.num_workers * self.shape.gpus_per_worker
+        return self.shape.num_gpus(self.prefill_workers, self.decode_workers)
 
     @property
     def usd_per_hour(self) -> float:
-        return self.num_workers * self.shape.usd_per_worker_hour
+        return self.shape.usd_per_hour(self.prefill_workers, self.decode_workers)
 
     @property
     def link_bytes_per_s(self) -> float:
+        """Of an engine, by the slower of both kinds of workers."""
+        return min(map(self._link_bytes_per_s, (self.shape.prefill, self.shape.decode)))
+
+    def _link_bytes_per_s(self, kind: Kind) -> float:
         """Every device of a worker sends its part over its own link to other machines."""
-        accelerator, own = self.shape.cost.accelerator, self.kv_link_bytes_per_s
+        accelerator, own = kind.cost.accelerator, self.kv_link_bytes_per_s
         rate = accelerator.scaleout_bytes_per_s or accelerator.scaleup_bytes_per_s
-        return own or rate * self.shape.gpus_per_worker
+        return (own or rate * kind.num_gpus) / kind.num_engines
 
     def resized(self, prefill_workers: int, decode_workers: int) -> "Fleet":
         return msgspec.structs.replace(
@@ -216,20 +226,27 @@ class _Watch:
 def run_fleet(fleet: Fleet, traffic: Traffic, seed: int, *, least: float = 0.0) -> Summary | Cut:
     """Cut short where less than the share `least` of the requests would be good."""
     shape = fleet.shape
-    device = Device.of_data_sheet(shape.cost, block_size=fleet.block_size)
+    device, prompts = (
+        Device.of_data_sheet(kind.cost, block_size=fleet.block_size)
+        for kind in (shape.decode, shape.prefill)
+    )
+    most_tokens = min(device.max_model_len, prompts.max_model_len)
     is_whole = shape.mode == PREFILL_FIRST
-    whole = min(WHOLE_STEP_TOKENS, device.max_model_len + MAX_SEQS)
+    num_decode = fleet.decode_workers * shape.decode.num_engines
     layout = Layout(
-        mixed=0 if fleet.prefill_workers else fleet.decode_workers,
-        prefill=fleet.prefill_workers,
-        decode=fleet.decode_workers if fleet.prefill_workers else 0,
-        step_tokens=whole if is_whole else fleet.step_tokens,
+        mixed=0 if fleet.prefill_workers else num_decode,
+        prefill=fleet.prefill_workers * shape.prefill.num_engines,
+        decode=num_decode if fleet.prefill_workers else 0,
+        step_tokens=min(WHOLE_STEP_TOKENS, most_tokens + MAX_SEQS)
+        if is_whole
+        else fleet.step_tokens,
         budget="fixed" if is_whole else "itl",
     )
     cluster = build_cluster(
         device,
         layout,
-        traffic.source(seed, device.max_model_len),
+        traffic.source(seed, most_tokens),
+        prefill_device=prompts,
         router=RouterConfig(policy=fleet.policy, seed=seed),
         handoff="always" if shape.mode == SPLIT else "never",
         slo=traffic.profile.slo,

@@ -53,12 +53,13 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
         max_model_len: int = 1 << 17,
         num_blocks: int | None = None,
     ) -> "Device":
-        """Without a number of blocks, KV takes what weights and activations leave. Raises
-        ConfigError where that is nothing.
+        """Without a number of blocks, KV takes what weights and activations leave; with pipeline
+        stages, the part of it that one of the batches under way in them has. Raises ConfigError
+        where that is nothing.
         """
         per_block = cost.kv_bytes_per_gpu(block_size)
         if num_blocks is None:
-            num_blocks = int(kv_room_bytes(cost) // per_block)
+            num_blocks = int(kv_room_bytes(cost) // per_block) // cost.layout.pp
         if num_blocks < 1:
             raise ConfigError(
                 f"{cost.model.name} leaves no room for KV: {cost.accelerator.name}, {cost.layout}",
@@ -125,8 +126,10 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     def num_workers(self) -> int:
         return self.mixed + self.prefill + self.decode
 
-    def pools(self, device: Device, slo: Slo) -> tuple[Pool, ...]:
-        """Raises ConfigError where nobody would decode."""
+    def pools(self, device: Device, slo: Slo, prefill: Device | None = None) -> tuple[Pool, ...]:
+        """`prefill` is what prefill workers are, where they are something else. Raises ConfigError
+        where nobody would decode.
+        """
         if min(self.mixed, self.prefill, self.decode) < 0 or not self.mixed + self.decode:
             raise ConfigError(
                 "there must be workers that decode", hint="say --mixed N, or --prefill and --decode"
@@ -141,11 +144,11 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
         num_alone = self.prefill_step_tokens or step_tokens
         alone = replace(scheduler, step_tokens=num_alone, budget="fixed")
         parts = (
-            (self.mixed, Role.MIXED, scheduler),
-            (self.prefill, Role.PREFILL, alone),
-            (self.decode, Role.DECODE, scheduler),
+            (device, self.mixed, Role.MIXED, scheduler),
+            (prefill or device, self.prefill, Role.PREFILL, alone),
+            (device, self.decode, Role.DECODE, scheduler),
         )
-        return tuple(device.pool(number, role, how) for number, role, how in parts if number)
+        return tuple(one.pool(number, role, how) for one, number, role, how in parts if number)
 
 
 class Faults(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,6 +163,7 @@ def build_cluster(
     layout: Layout,
     source: Source,
     *,
+    prefill_device: Device | None = None,
     router: RouterConfig | None = None,
     handoff: str = "auto",
     slo: Slo = NO_LIMITS,
@@ -171,7 +175,7 @@ def build_cluster(
     """`slo` holds for requests that state no limits; `link` is each worker's, for KV."""
     faults = faults or Faults()
     cluster = Cluster(
-        pools=layout.pools(device, slo),
+        pools=layout.pools(device, slo, prefill_device),
         source=source,
         router=router or RouterConfig(),
         front=ClusterConfig(handoff=handoff),

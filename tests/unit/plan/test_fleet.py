@@ -6,9 +6,21 @@ import pytest
 from headrace.core.base.request import Slo
 from headrace.core.cost.datasheet import DataSheetCostModel
 from headrace.core.cost.hardware import Layout
-from headrace.plan.fleet import MODES, Bound, Constraint, Demand, Refusal, Shape, bound, every_shape
+from headrace.plan.fleet import (
+    MODES,
+    Bound,
+    Constraint,
+    Demand,
+    Kind,
+    Refusal,
+    Shape,
+    bound,
+    every_layout,
+    every_shape,
+)
 from headrace.plan.presets import presets_with
 from headrace.plan.queueing import CHUNKED, SPLIT
+from headrace.plan.steps import num_seqs_that_fit
 
 PRESETS = presets_with(None)
 DEMAND = Demand(
@@ -24,7 +36,7 @@ def shape(model: str = "Meta-Llama-3.1-8B", gpu: str = "H100 SXM", tp: int = 1) 
     cost = DataSheetCostModel(
         model=PRESETS.model(model), accelerator=PRESETS.accelerator(gpu), layout=Layout(tp=tp)
     )
-    return Shape(cost=cost, mode=CHUNKED)
+    return Shape(decode=Kind(cost), mode=CHUNKED)
 
 
 def limited(**limits: float) -> Demand:
@@ -92,6 +104,69 @@ def test_memory_limits_who_decodes_together() -> None:
     assert found.constraint is Constraint.MEMORY
 
 
+def kind(gpu: str, **sizes: int) -> Kind:
+    cost = shape("deepseek-v3", gpu).decode.cost
+    return Kind(msgspec.structs.replace(cost, layout=Layout(**sizes), weight_dtype="fp8"))
+
+
 def test_every_shape_once() -> None:
-    shapes = list(every_shape([shape().cost], (1, 2), MODES))
-    assert len({str(one) for one in shapes}) == len(shapes) == 6
+    costs = [shape().decode.cost, shape(gpu="A100 SXM 80GB").decode.cost]
+    layouts = list(every_layout((1, 2), (1, 2), (1,)))
+    shapes = list(every_shape(costs, layouts, MODES))
+    assert len({str(one) for one in shapes}) == len(shapes) == 8 * 3 + 8 * 7
+    assert not any(one.is_pair for one in every_shape(costs, layouts, (CHUNKED,)))
+
+
+def test_ranks_that_share_experts_are_whole_replicas() -> None:
+    assert list(every_layout((1, 3), (1,), (1, 8))) == [
+        Layout(),
+        Layout(ep=8, dp=8),
+        Layout(tp=3),
+    ]
+
+
+def test_what_a_worker_of_several_engines_is() -> None:
+    stages, experts = kind("H200 SXM", tp=4, pp=2), kind("H200 SXM", tp=1, ep=8, dp=8)
+    assert (stages.num_gpus, stages.num_engines) == (8, 2)
+    assert (experts.num_gpus, experts.num_engines) == (8, 8)
+    assert stages.usd_per_hour == experts.usd_per_hour
+    # Stages share the memory out to batches, replicas have memory each.
+    assert stages.seqs_that_fit(4000) == num_seqs_that_fit(stages.cost, 4000) // 2
+    assert experts.seqs_that_fit(4000) == num_seqs_that_fit(experts.cost, 4000)
+    assert (str(stages), str(experts)) == ("H200 SXM TP4 PP2", "H200 SXM TP1 EP8")
+
+
+def test_twice_the_stages_serve_about_twice_as_much() -> None:
+    """As many batches are under way as there are stages, each as long as all stages take."""
+    eight, sixteen = (
+        found_bound(Shape(decode=kind("H200 SXM", tp=8, pp=pp), mode=CHUNKED), DEMAND)
+        for pp in (1, 2)
+    )
+    assert sixteen.workers_needed == pytest.approx(eight.workers_needed / 2, rel=0.25)
+
+
+def test_a_pair_has_the_bound_of_either_side_and_its_price() -> None:
+    fast, cheap = shape(gpu="H100 SXM").decode, shape(gpu="A100 SXM 80GB").decode
+    alike = {
+        one: found_bound(Shape(decode=one_kind, mode=SPLIT), DEMAND)
+        for one, one_kind in (("fast", fast), ("cheap", cheap))
+    }
+    pair = found_bound(Shape(decode=cheap, mode=SPLIT, other=fast), DEMAND)
+    assert pair.prefill_workers == alike["fast"].prefill_workers
+    assert pair.decode_workers == alike["cheap"].decode_workers
+    assert pair.usd_per_hour == pytest.approx(
+        pair.prefill_workers * fast.usd_per_hour + pair.decode_workers * cheap.usd_per_hour
+    )
+    assert pair.prefill_needed == alike["fast"].prefill_needed
+    assert 0.0 < pair.usd_needed <= pair.usd_per_hour
+    slow = bound(Shape(decode=fast, mode=SPLIT, other=cheap), limited(ttft_ms=60.0))
+    assert isinstance(slow, Refusal)
+    assert slow.constraint == "prefill compute"
+
+
+def test_what_one_side_cannot_do_a_pair_cannot() -> None:
+    large, small = shape("Meta-Llama-3.1-70B", tp=2).decode, shape("Meta-Llama-3.1-70B").decode
+    for one, other in ((large, small), (small, large)):
+        found = bound(Shape(decode=one, mode=SPLIT, other=other), DEMAND)
+        assert isinstance(found, Refusal)
+        assert found.constraint == "memory"

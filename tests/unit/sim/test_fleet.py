@@ -10,7 +10,7 @@ from headrace.core.cost.datasheet import DataSheetCostModel
 from headrace.core.cost.hardware import Layout
 from headrace.core.workload.profiles import WorkloadProfile
 from headrace.core.workload.traces import TraceRequest
-from headrace.plan.fleet import Shape
+from headrace.plan.fleet import Kind, Shape
 from headrace.plan.presets import presets_with
 from headrace.plan.queueing import CHUNKED, SPLIT
 from headrace.sim.fleet import FleetQuestion, grown, search_fleet
@@ -40,7 +40,7 @@ def shape(name: str, usd_per_hour: float, *, speed: float = 1.0, mode: str = CHU
     )
     model = PRESETS.model("Meta-Llama-3.1-8B")
     cost = DataSheetCostModel(model=model, accelerator=accelerator, layout=Layout(tp=1))
-    return Shape(cost=cost, mode=mode)
+    return Shape(decode=Kind(cost), mode=mode)
 
 
 def ask(*shapes: Shape, **more: object) -> FleetAnswer:
@@ -121,6 +121,67 @@ def test_a_search_that_runs_out_of_time_says_what_it_knows() -> None:
     assert found.num_runs == len(patience.said) == 1
     assert "× A TP1" in patience.said[0]
     assert found.best is None
+
+
+def pair(prompts: Shape, answers: Shape) -> Shape:
+    return Shape(decode=answers.decode, mode=SPLIT, other=prompts.decode)
+
+
+def test_prompts_go_to_what_computes_and_answers_to_what_is_cheap() -> None:
+    """Half of the work is prompts; for answers, a tenth of the arithmetic is enough."""
+    profile = msgspec.structs.replace(
+        PROFILE, output_tokens=60, slo=Slo(ttft_ms=600.0, tpot_ms=60.0)
+    )
+    traffic = Traffic(profile=profile, load_per_s=15.0, num_requests=40)
+    fast, dull = shape("fast", 4.0, speed=4.0, mode=SPLIT), shape("dull", 0.5, mode=SPLIT)
+    found = ask(fast, dull, pair(fast, dull), pair(dull, fast), traffic=traffic, seeds=(0, 1))
+    assert found.best is not None
+    assert found.best.prefill_worker is not None
+    assert found.best.usd_per_hour == pytest.approx(
+        found.best.prefill_workers * found.best.prefill_worker.usd_per_hour
+        + found.best.decode_workers * found.best.decode_worker.usd_per_hour
+    )
+    assert found.best.attainment.low is not None
+    assert found.binds is not None
+    names = [row.name for row in found.rows] + [one.shape for one in found.refused]
+    assert any("fast TP1 : dull TP1" in name for name in names)
+    unlike = run_fleet(
+        msgspec.structs.replace(fleet(1, 2), shape=pair(fast, dull)), traffic, seed=0
+    )
+    assert not isinstance(unlike, Cut)
+    assert unlike.num_handoffs > 0.9 * unlike.num_requests
+    alike = run_fleet(msgspec.structs.replace(fleet(1, 2), shape=dull), traffic, seed=0)
+    assert not isinstance(alike, Cut)
+    # The same answers, behind prompts that are ready four times as soon.
+    assert (unlike.ttft_ms.p50 or 0.0) < 0.5 * (alike.ttft_ms.p50 or 0.0)
+    assert unlike.tpot_ms.p50 == pytest.approx(alike.tpot_ms.p50, rel=0.2)
+
+
+def test_pairs_beyond_the_cheapest_are_told_in_one_line() -> None:
+    kinds = [shape(name, 2.0, mode=SPLIT) for name in "ABC"]
+    pairs = [pair(one, other) for one in kinds for other in kinds if one is not other]
+    found = ask(*pairs, num_pairs=0)
+    assert [(one.shape, one.constraint) for one in found.refused] == [
+        ("6 pairs of unlike workers", "price")
+    ]
+    assert found.best is None
+
+
+def staged(pp: int) -> Shape:
+    one = shape("A", 2.0)
+    cost = msgspec.structs.replace(one.decode.cost, layout=Layout(pp=pp))
+    return msgspec.structs.replace(one, decode=Kind(cost))
+
+
+def test_stages_have_batches_of_their_own() -> None:
+    found = ask(staged(1), staged(2))
+    assert found.best is not None
+    two = run_fleet(msgspec.structs.replace(fleet(0, 2), shape=staged(2)), TRAFFIC, seed=0)
+    four = run_fleet(fleet(0, 4), TRAFFIC, seed=0)
+    assert not isinstance(two, Cut)
+    assert not isinstance(four, Cut)
+    # Four engines either way, whose steps are as long but for the way between stages.
+    assert two.ttft_ms.p50 == pytest.approx(four.ttft_ms.p50, rel=0.1)
 
 
 def test_policies_are_tried_on_the_best_fleet() -> None:

@@ -3,7 +3,7 @@
 from headrace.core.base.request import Slo
 from headrace.core.cost.datasheet import DataSheetCostModel
 from headrace.core.workload.traces import TraceRequest
-from headrace.plan.fleet import Shape
+from headrace.plan.fleet import Kind, Shape
 from headrace.plan.presets import presets_with
 from headrace.plan.queueing import CHUNKED
 from headrace.sim.fleet_trial import Fleet, Traffic
@@ -12,8 +12,11 @@ from headrace.sim.routing import compare_policies
 PRESETS = presets_with(None)
 FLEET = Fleet(
     shape=Shape(
-        cost=DataSheetCostModel(
-            model=PRESETS.model("Meta-Llama-3.1-8B"), accelerator=PRESETS.accelerator("H100 SXM")
+        decode=Kind(
+            DataSheetCostModel(
+                model=PRESETS.model("Meta-Llama-3.1-8B"),
+                accelerator=PRESETS.accelerator("H100 SXM"),
+            )
         ),
         mode=CHUNKED,
     ),
