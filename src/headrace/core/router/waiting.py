@@ -12,6 +12,7 @@ room anywhere would scatter prefixes over all workers, just when there is no tim
 """
 
 from collections.abc import Iterator
+from heapq import heapify, heappop, heappush
 from typing import Final
 
 from headrace.core.base.errors import InvariantError
@@ -21,11 +22,12 @@ from headrace.core.router.events import RouteRequest
 
 NO_LIMIT_NS: Final = 30 * NS_PER_S  # TTFT limit of requests without one
 MAX_HEADS: Final = 8  # tenants that are asked where the first one's request fits nowhere
+MANY_LEFT: Final = 64  # that are still in a lane's heaps, beside as many as wait
 MIGRATED: Final = -(1 << 40)  # priority
 
 
 class Waiting:
-    __slots__ = ("_limit_ns", "_start_by_ns", "held_for", "held_ns", "order", "request", "since_ns")
+    __slots__ = ("held_for", "held_ns", "limit_ns", "order", "request", "since_ns", "start_by_ns")
 
     def __init__(self, now: Ns, request: RouteRequest, order: int = 0, prefill_ns: int = 0) -> None:
         """`prefill_ns` is predicted, with nothing cached."""
@@ -34,18 +36,59 @@ class Waiting:
         self.order = order
         self.held_for: WorkerId | None = None
         self.held_ns = prefill_ns  # work that it will be, where it is held
-        self._limit_ns = now + NO_LIMIT_NS
-        self._start_by_ns = self._limit_ns
+        self.limit_ns = now + NO_LIMIT_NS
+        self.start_by_ns = self.limit_ns
         if request.slo.ttft_ms is not None:
             slack_ns = round(request.slo.ttft_ms * NS_PER_MS) - prefill_ns
-            self._start_by_ns = request.arrived_ns + slack_ns
+            self.start_by_ns = request.arrived_ns + slack_ns
 
     @property
     def priority(self) -> int:
         return MIGRATED if self.request.is_migration else self.request.priority
 
-    def start_by_ns(self, now: Ns) -> int:
-        return self._start_by_ns if self._start_by_ns >= now else self._limit_ns
+    @property
+    def lane(self) -> tuple[int, str]:
+        return self.priority, self.request.tenant
+
+    def slack_key(self, now: Ns) -> tuple[int, int]:
+        return self.start_by_ns if self.start_by_ns >= now else self.limit_ns, self.order
+
+
+class _Lane:
+    """Equals in priority and tenant that wait for the same worker, or for any: the one with the
+    least slack is found without a look at the others. Time does not go back.
+    """
+
+    def __init__(self) -> None:
+        self._members: dict[int, Waiting] = {}  # by their order
+        # Their slack keys, and those of some that have left.
+        self._timely: list[tuple[int, int]] = []
+        self._late: list[tuple[int, int]] = []
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def add(self, waiting: Waiting) -> None:
+        self._members[waiting.order] = waiting
+        heappush(self._timely, (waiting.start_by_ns, waiting.order))
+        if len(self._timely) + len(self._late) > 2 * len(self._members) + MANY_LEFT:
+            self._timely = [(one.start_by_ns, one.order) for one in self._members.values()]
+            heapify(self._timely)
+            self._late.clear()
+
+    def remove(self, waiting: Waiting) -> None:
+        del self._members[waiting.order]
+
+    def head(self, now: Ns) -> Waiting:
+        """Of a lane that is not empty."""
+        members, timely, late = self._members, self._timely, self._late
+        while timely and (timely[0][0] < now or timely[0][1] not in members):
+            _, order = heappop(timely)
+            if order in members:
+                heappush(late, (members[order].limit_ns, order))
+        while late and late[0][1] not in members:
+            heappop(late)
+        return members[min(heap[0] for heap in (timely, late) if heap)[1]]
 
 
 class WaitingRoom:
@@ -54,6 +97,7 @@ class WaitingRoom:
         self._num_by_tenant: dict[str, int] = {}
         self._service: dict[str, float] = {}  # tokens by tenant, while anybody waits
         self._held_ns: dict[WorkerId | None, int] = {}  # sums by the worker that they are held for
+        self._lanes: dict[WorkerId | None, dict[tuple[int, str], _Lane]] = {}  # by `held_for`
         self._num_arrived = 0
 
     def __len__(self) -> int:
@@ -85,7 +129,7 @@ class WaitingRoom:
         self._num_arrived += 1
         self._waiting[request.request_id] = waiting
         self._num_by_tenant[tenant] = self._num_by_tenant.get(tenant, 0) + 1
-        self._add_held(None, waiting.held_ns)
+        self._enter(waiting)
         return waiting
 
     def remove(self, request_id: int) -> None:
@@ -93,7 +137,7 @@ class WaitingRoom:
         waiting = self._waiting.pop(request_id, None)
         if waiting is None:
             return
-        self._add_held(waiting.held_for, -waiting.held_ns)
+        self._leave(waiting)
         self._num_by_tenant[waiting.request.tenant] -= 1
         if not self._num_by_tenant[waiting.request.tenant]:
             del self._num_by_tenant[waiting.request.tenant]
@@ -102,9 +146,9 @@ class WaitingRoom:
 
     def hold(self, waiting: Waiting, worker_id: WorkerId | None, prefill_ns: int) -> None:
         """Let it wait for this worker, where it will be that much work; None = for any."""
-        self._add_held(waiting.held_for, -waiting.held_ns)
+        self._leave(waiting)
         waiting.held_for, waiting.held_ns = worker_id, prefill_ns
-        self._add_held(worker_id, prefill_ns)
+        self._enter(waiting)
 
     def let_go(self, worker_id: WorkerId) -> None:
         """Nobody waits for this worker any more: any other will do."""
@@ -112,6 +156,20 @@ class WaitingRoom:
             for waiting in self._waiting.values():
                 if waiting.held_for == worker_id:
                     self.hold(waiting, None, waiting.held_ns)
+
+    def _enter(self, waiting: Waiting) -> None:
+        self._add_held(waiting.held_for, waiting.held_ns)
+        self._lanes.setdefault(waiting.held_for, {}).setdefault(waiting.lane, _Lane()).add(waiting)
+
+    def _leave(self, waiting: Waiting) -> None:
+        self._add_held(waiting.held_for, -waiting.held_ns)
+        lanes = self._lanes[waiting.held_for]
+        lane = lanes[waiting.lane]
+        lane.remove(waiting)
+        if not len(lane):
+            del lanes[waiting.lane]
+        if not lanes:
+            del self._lanes[waiting.held_for]
 
     def _add_held(self, worker_id: WorkerId | None, held_ns: int) -> None:
         total = self._held_ns.get(worker_id, 0) + held_ns
@@ -129,26 +187,23 @@ class WaitingRoom:
 
     def heads(self, now: Ns, worker_id: WorkerId) -> list[Waiting]:
         """The first of each tenant and priority that waits for this worker or for any, in the order
-        in which they should be served; where nobody does, of all that wait. At most a few.
+        in which they should be served; where nobody does, of all that wait. At most a few. Looks at
+        one of each, however many there are.
         """
-        mine = (None, worker_id)
-        waiting = [one for one in self._waiting.values() if one.held_for in mine]
+        mine = [self._lanes[key] for key in (None, worker_id) if key in self._lanes]
         first: dict[tuple[int, str], Waiting] = {}
-        for one in waiting or self._waiting.values():
-            lane = one.priority, one.request.tenant
-            head = first.get(lane)
-            if head is None or self._slack_key(now, one) < self._slack_key(now, head):
-                first[lane] = one
+        for lanes in mine or self._lanes.values():
+            for key, lane in lanes.items():
+                one = lane.head(now)
+                head = first.get(key)
+                if head is None or one.slack_key(now) < head.slack_key(now):
+                    first[key] = one
         return sorted(first.values(), key=lambda one: self._turn_key(now, one))[:MAX_HEADS]
-
-    @staticmethod
-    def _slack_key(now: Ns, waiting: Waiting) -> tuple[int, int]:
-        return waiting.start_by_ns(now), waiting.order
 
     def _turn_key(self, now: Ns, waiting: Waiting) -> tuple[int, float, int, int]:
         aged = waiting.priority - (now - waiting.since_ns) // AGING_NS
         served = self._service.get(waiting.request.tenant, 0.0)
-        return aged, served, *self._slack_key(now, waiting)
+        return aged, served, *waiting.slack_key(now)
 
     def check(self) -> None:
         """Raise InvariantError unless the sums are those of the requests that wait."""
@@ -158,3 +213,6 @@ class WaitingRoom:
         sums = {worker_id: held_ns for worker_id, held_ns in sums.items() if held_ns}
         if sums != self._held_ns or sum(self._num_by_tenant.values()) != len(self._waiting):
             raise InvariantError("waiting work miscounted", counted=sums, kept=self._held_ns)
+        num_in_lanes = sum(len(lane) for lanes in self._lanes.values() for lane in lanes.values())
+        if num_in_lanes != len(self._waiting):
+            raise InvariantError("lanes miscounted", lanes=num_in_lanes, all=len(self._waiting))

@@ -1,5 +1,8 @@
 """Whose turn is next."""
 
+import sys
+from types import FrameType
+
 import pytest
 
 from headrace.core.base.errors import InvariantError
@@ -129,3 +132,39 @@ def test_sums_that_are_wrong_are_loud(room: Room) -> None:
     waiting.held_ns += 1
     with pytest.raises(InvariantError, match="miscounted"):
         room.check()
+
+
+def num_calls_of_a_turn(room: Room) -> int:
+    """What is called for it; its time would be a guess."""
+    num_calls = 0
+
+    def count(frame: FrameType, event: str, arg: object) -> None:
+        nonlocal num_calls
+        num_calls += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        room.remove(room.heads(Ns(0), ANY)[0].request.request_id)
+    finally:
+        sys.setprofile(None)
+    return num_calls
+
+
+def test_a_turn_costs_the_same_however_many_wait() -> None:
+    few, many = Room(), Room()
+    for request_id in range(10_000):
+        many.put(request_id, priority=request_id % 2)
+        if request_id < 100:
+            few.put(request_id, priority=request_id % 2)
+    assert num_calls_of_a_turn(many) == num_calls_of_a_turn(few)
+
+
+def test_nor_does_it_matter_how_often_they_were_held_elsewhere(room: Room) -> None:
+    room.put(0)
+    room.put(1)
+    one = room.find(0)
+    assert one is not None
+    for worker in (1, None) * 1000:
+        room.hold(one, None if worker is None else WorkerId(worker), 1000)
+    room.remove(0)
+    assert num_calls_of_a_turn(room) < 200
