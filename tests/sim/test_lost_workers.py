@@ -193,6 +193,20 @@ def test_a_request_that_has_lost_too_many_workers_ends_with_an_error() -> None:
     assert end.num_output_tokens == len(world.outputs[spec.seq_id])
 
 
+def test_without_workers_that_decode_no_prompt_is_computed_and_nobody_hears_a_token() -> None:
+    (seqs, *_) = requests(0)
+    world = ClusterWorld(0, roles=(Role.PREFILL, Role.DECODE))
+    world.lose_worker(world.workers[1])
+    world.submit(seqs)
+    world.run()
+    for spec in seqs:
+        end = world.ends[spec.seq_id]
+        assert isinstance(end, Reject)
+        assert (end.status_hint, end.code) == (503, "no_worker")
+    assert world.workers[0].core.stats().num_steps == 0
+    world.audit()
+
+
 def test_a_choice_that_is_cancelled_between_two_workers_does_not_go_on() -> None:
     """One of two choices has its first token, and waits for the other one to be handed on with."""
     prompt = tuple(range(40))

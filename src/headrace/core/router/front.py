@@ -285,6 +285,8 @@ class FrontCore:
         """
         if self._config.handoff == "never" or not self._has(Role.PREFILL):
             return False
+        if not (self._has(Role.DECODE) or self._has(Role.MIXED)):
+            return False  # who is refused in the end should not have heard a first token
         request = self._request(flight)
         if request.max_tokens < 2:
             return False  # nothing would be left to do elsewhere
