@@ -135,6 +135,7 @@ def test_and_at_any_moment(
     thread.join()
     assert got == wanted
     settle(cluster)
+    assert answers(cluster.text_engine, asked[:1]) == wanted[:1]
 
 
 def test_without_prefill_workers_the_others_do_it_alone(tmp_path: Path) -> None:
@@ -155,5 +156,6 @@ def test_without_prefill_workers_the_others_do_it_alone(tmp_path: Path) -> None:
         wait_until(wait_for_loss)
         assert answers(cluster.text_engine, asked) == wanted
         cluster.engine.check()
+        assert answers(cluster.text_engine, asked[:1]) == wanted[:1]
     finally:
         cluster.close()

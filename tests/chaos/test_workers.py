@@ -162,6 +162,7 @@ def test_all_workers_die_and_requests_wait_for_the_next_ones(
     assert answers(cluster.text_engine, asked, strike=strike) == wanted
     wait_until(lambda: all_up(cluster))
     cluster.engine.check()
+    assert answers(cluster.text_engine, asked[:1]) == wanted[:1]
 
 
 def test_choices_of_one_request_move_together(cluster: BootedCluster, config: Config) -> None:

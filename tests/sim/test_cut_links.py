@@ -42,7 +42,7 @@ class CutLinks:
                 world.submit(waiting.pop(0))
             if rng.random() < 0.01:
                 self._cut(rng.choice(world.workers))
-            if self._away and (self._is_hopeless or rng.random() < 0.02):
+            while self._away and (self._is_hopeless or rng.random() < 0.02):
                 self._heal(self._away.pop(rng.randrange(len(self._away))))
             world.advance()
         world.run()
