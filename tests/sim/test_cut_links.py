@@ -38,7 +38,7 @@ class CutLinks:
         world, rng = self.world, self.rng
         waiting = list(asked)
         while waiting or world.living:
-            if waiting and rng.random() < 0.05:
+            if waiting and (not world.living or rng.random() < 0.05):
                 world.submit(waiting.pop(0))
             if rng.random() < 0.01:
                 self._cut(rng.choice(world.workers))
