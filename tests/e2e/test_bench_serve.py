@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from headrace.cli.main import main
+from headrace.core.config.schema import SchedulerConfig
 from headrace.core.workload.traces import parse_trace
 from support.fake_engine import formula_model
 from support.http_server import RunningServer, running_server
@@ -128,3 +129,24 @@ def test_ctrl_c_ends_a_run_with_its_report(bench: Bench, tmp_path: Path) -> None
     assert 0 < num_counted < 1000
     assert "ended early by Ctrl-C" in found["report"]["warnings"][0]
     assert len(lines.read_text().splitlines()) == 1 + num_counted
+
+
+@pytest.mark.slow
+def test_the_search_finds_the_knee_of_a_real_server(capsys: pytest.CaptureFixture[str]) -> None:
+    """Two sequences at once, steps of 5 ms and ten tokens an answer on average: 40 requests a
+    second at most. A machine that is busy has its knee lower, none higher.
+    """
+    line = ["bench", "serve", "--workload", "rag", "--prompt", "20", "--output", "10"]
+    line += ["--requests", "80", "--ttft-ms", "150", "--tpot-ms", "60000", "--max-lag-ms", "60000"]
+    line += ["--search", "rate", "--rate", "10", "--trials", "6", "--json"]
+    scheduler = SchedulerConfig(max_running_seqs=2)
+    with formula_model(num_blocks=2048, scheduler=scheduler) as booted:
+        booted.executor.step_s = 0.005
+        with running_server(booted) as server:
+            assert main([*line, "--url", server.url]) == 0
+    search = json.loads(capsys.readouterr().out)["search"]
+    assert 0.0 < search["held"] < search["failed"] <= 80.0
+    assert search["held"] < 60.0
+    # What breaks is the wait for a place.
+    beyond = [trial for trial in search["trials"] if not trial["holds"]]
+    assert all((trial["ttft_ms_p99"] or 151.0) > 150.0 for trial in beyond)

@@ -11,7 +11,8 @@ from headrace.cli.plan_answer import right_aligned
 from headrace.cli.plan_target import check_range
 from headrace.cli.sim import read_trace
 from headrace.core.base.errors import ConfigError
-from headrace.sim.claims import Claim, Effort, batching, distserve, splitwise
+from headrace.sim.claims import Claim, Effort, batching
+from headrace.sim.claims_apart import distserve, splitwise
 from headrace.sim.claims_traces import hits, mooncake, routing
 
 CLAIMS: Final[dict[str, Callable[[Effort], Iterator[Claim]]]] = {
@@ -49,7 +50,7 @@ def claims(
         return 0
     print_table(claim_table(found))
     for claim in found:
-        report_note(f"{claim.name}: {claim.setting}. {claim.gap}")
+        report_note(f"{claim.name}: {claim.setting}. {claim.gap}. [{claim.source}]")
     return 0
 
 
