@@ -3,11 +3,13 @@
 from typing import Any
 
 import gguf
+import msgspec
 import numpy as np
 import pytest
 
 from headrace.core.base.errors import DeviceError
 from headrace.ops.interface import KvLayout, TensorView, WeightType
+from headrace.ops.native.backend import NativeBackend
 from support.ops_rig import (
     BLOCKS,
     GGUF_TYPES,
@@ -179,6 +181,39 @@ def test_linear_of_extreme_values(backend: Any, value: float) -> None:
     out = apply(backend, matmul, x, {"w": weight})
     # 32 roundings, all the same way.
     np.testing.assert_allclose(out, np.full((2, 3), value * 16), rtol=32 * EPS)
+
+
+def test_linear_of_inputs_in_other_orders(backend: Any) -> None:
+    """Weights of the same order, of another one and of none, side by side."""
+    inputs = 128
+    x = normal(19, inputs)
+    first, second = RNG.permutation(inputs), RNG.permutation(inputs)
+    orders = {"a": first, "b": np.arange(inputs), "c": second, "d": first}
+    views = {
+        name: view_of(normal(rows, inputs), type)
+        for name, type, rows in (
+            ("a", WeightType.Q4_G32, 40),
+            ("b", WeightType.Q8_0, 17),
+            ("c", WeightType.Q4_G128, 16),
+            ("d", WeightType.F32, 33),
+        )
+    }
+    weights = {
+        name: view if name == "b" else msgspec.structs.replace(view, order=orders[name].tolist())
+        for name, view in views.items()
+    }
+    out = apply(backend, lambda ops, x, w: ops.linear(x, tuple(w.values())), x, weights)
+    plain = np.vstack(
+        [values_of(view)[:, np.argsort(orders[name])] for name, view in views.items()]
+    )
+    assert (np.abs(out - x.astype(float) @ plain.T) <= spread(x, plain)).all()
+
+
+@pytest.mark.parametrize("order", [[0, 1], [0, 1, 1], [0, 1, 3], [-1, 0, 1]])
+def test_what_is_no_order_is_refused(order: list[int]) -> None:
+    view = msgspec.structs.replace(view_of(normal(2, 3)), order=order)
+    with pytest.raises(DeviceError, match="order"):
+        NativeBackend(threads=1).load_weight(view)
 
 
 def test_linear_takes_a_bias_of_any_type(backend: Any) -> None:

@@ -12,7 +12,7 @@ from headrace.core.base.plan import SampleSpec
 from headrace.core.base.sampling import SamplingParams
 from headrace.ops.interface import KvLayout, RowRequest
 from headrace.ops.philox import uniform
-from support.ops_rig import batch_of, compile_rows
+from support.ops_rig import batch_of, compile_rows, view_of
 
 VOCAB = 67
 ROWS = (np.random.default_rng(11).standard_normal((24, VOCAB)) * 2).astype(np.float32)
@@ -126,6 +126,37 @@ def test_a_large_vocabulary(backend: Any, case: dict[str, Any]) -> None:
     for row, result in zip(rows, results, strict=True):
         best = np.argsort(-row, kind="stable")[:100].tolist()
         assert [token for token, _ in result.logprob.top] == best
+
+
+@pytest.mark.parametrize("num_rows", [1, 5, 200])
+def test_greedy_of_a_large_product(backend: Any, num_rows: int) -> None:
+    """Large enough to be computed in stretches. Whole numbers, of which the greatest is there
+    several times.
+    """
+    rng = np.random.default_rng(num_rows)
+    rows, weight = (
+        rng.integers(-1, 2, shape).astype(np.float32) for shape in ((num_rows, 64), (9001, 64))
+    )
+    weight[4500:9000] = weight[:4500]
+    exact = rows @ weight.T
+    head = {"w": view_of(weight)}
+    program = compile_rows(backend, lambda ops, x, w: ops.linear(x, (w["w"],)), rows, head)
+    greedy = RowRequest(SampleSpec(SamplingParams(temperature=0.0), position=0))
+    for count in {num_rows, 1}:
+        program.run(batch_of((range(count), 0, range(13))))
+        results = program.finish_rows([greedy] * count)
+        assert [result.token for result in results] == exact[:count].argmax(-1).tolist()
+
+
+def test_what_is_no_number_in_a_large_product_is_seen(backend: Any) -> None:
+    weight = np.ones((9001, 64), np.float32)
+    weight[7000] = np.inf
+    head = {"w": view_of(weight)}
+    rows = np.ones((1, 64), np.float32)
+    program = compile_rows(backend, lambda ops, x, w: ops.linear(x, (w["w"],)), rows, head)
+    program.run(batch_of(([0], 0, [0])))
+    with pytest.raises(DeviceError, match="row 0: not a number"):
+        program.finish_rows([RowRequest(SampleSpec(SamplingParams(temperature=0.0), position=0))])
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from support.model_files import llama_config, shard_bytes, tokenizer_json, write
 
 Ints = NDArray[np.int64]
 Doubles = NDArray[np.float64]
+Halves = NDArray[np.float16] | NDArray[np.float32]
 Stored = dict[str, tuple[str, Sequence[int], bytes]]  # tensors as `shard_bytes` takes them
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # outputs of a word, from its lowest bits on
@@ -63,10 +64,23 @@ def words(values: Ints, bits: int, order: Sequence[int] | None = None) -> NDArra
     return packed
 
 
+def groups_of_inputs(cols: int, quantization: Mapping[str, Any]) -> Ints:
+    """The group of each input: with `desc_act` they are shuffled, by the order of activations that
+    matrices of as many inputs have in common.
+    """
+    size = quantization["group_size"] if quantization["group_size"] > 0 else cols
+    groups = np.arange(cols) // size
+    if quantization.get("desc_act", False):
+        np.random.default_rng(cols).shuffle(groups)
+    return groups
+
+
 def grouped_tensors(
-    name: str, q: Ints, zeros: Ints, scales: NDArray[np.float16], quantization: Mapping[str, Any]
+    name: str, q: Ints, zeros: Ints, scales: Halves, quantization: Mapping[str, Any]
 ) -> Stored:
-    """The tensors of a matrix: q [inputs, outputs], zeros and scales [groups, outputs]."""
+    """The tensors of a matrix: q [inputs, outputs], zeros and scales [groups, outputs]. Scales in
+    float32 are written as bfloat16.
+    """
     bits, method = quantization["bits"], quantization["quant_method"]
     if method == "awq":
         qweight, qzeros = words(q, bits, AWQ_ORDER), words(zeros, bits, AWQ_ORDER)
@@ -74,13 +88,16 @@ def grouped_tensors(
         is_v1 = quantization.get("checkpoint_format", "gptq") == "gptq"
         qweight = words(q.T, bits).T
         qzeros = words((zeros - is_v1) % (1 << bits), bits)
+    types = {"scales": "F16"}
     arrays: dict[str, NDArray[Any]] = {"qweight": qweight, "qzeros": qzeros, "scales": scales}
+    if scales.dtype == np.float32:
+        types["scales"] = "BF16"
+        arrays["scales"] = (scales.view(np.uint32) >> 16).astype(np.uint16)
     if method == "gptq":
-        size = quantization["group_size"] if quantization["group_size"] > 0 else len(q)
-        arrays["g_idx"] = (np.arange(len(q)) // size).astype(np.int32)
+        arrays["g_idx"] = groups_of_inputs(len(q), quantization).astype(np.int32)
     return {
         f"{name}.{part}": (
-            "F16" if part == "scales" else "I32",
+            types.get(part, "I32"),
             array.shape,
             np.ascontiguousarray(array).tobytes(),
         )
@@ -90,8 +107,8 @@ def grouped_tensors(
 
 def random_matrix(
     rng: np.random.Generator, rows: int, cols: int, quantization: Mapping[str, Any]
-) -> tuple[Ints, Ints, NDArray[np.float16], Doubles]:
-    """(q, zeros, scales, what they mean [rows, cols])."""
+) -> tuple[Ints, Ints, Halves, Doubles]:
+    """(q, zeros, scales, what they mean [rows, cols]). `torch_dtype` says the type of scales."""
     bits, size = quantization["bits"], quantization["group_size"]
     size = cols if size < 0 else size
     num_groups = -(-cols // size)
@@ -100,8 +117,11 @@ def random_matrix(
     zeros = np.full((num_groups, rows), middle)
     if not quantization.get("sym", False):
         zeros = rng.integers(0, 1 << bits, (num_groups, rows))
-    scales = (rng.uniform(0.02, 0.2, (num_groups, rows)) / middle).astype(np.float16)
-    group_of = np.arange(cols) // size
+    scales: Halves = (rng.uniform(0.02, 0.2, (num_groups, rows)) / middle).astype(np.float16)
+    if quantization.get("torch_dtype") == "bfloat16":
+        bits = scales.astype(np.float32).view(np.uint32) & np.uint32(0xFFFF0000)
+        scales = bits.view(np.float32)
+    group_of = groups_of_inputs(cols, quantization)
     values = (q - zeros[group_of]) * scales.astype(float)[group_of]
     return q, zeros, scales, values.T
 

@@ -6,7 +6,7 @@ write. A weight is scale * (q - zero), which blocks hold exactly; the kernels of
 float16.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -22,27 +22,28 @@ _LAYOUTS = {"awq": ("gemm",), "gptq": ("gptq", "gptq_v2")}
 _BLOCK = 32  # inputs; groups are of whole blocks
 
 
-class Grouping(msgspec.Struct, frozen=True):
+class Grouping(msgspec.Struct, frozen=True, omit_defaults=True):
     """How a folder's matrices are packed."""
 
     method: str  # "awq" or "gptq"
     bits: int
     group_size: int  # inputs that share a scale and a zero; 0 = all
     zero_offset: int  # zero = stored + this, modulo 2^bits
+    is_ordered: bool = False  # desc_act: groups are of inputs that "g_idx" names
 
     @property
     def label(self) -> str:
         return f"{self.method} {self.bits}-bit"
 
-    def parts(self, rows: int, cols: int) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Type and shape of the tensors that stand for a matrix, by the ends of their names."""
+    def parts(self, rows: int, cols: int) -> dict[str, tuple[tuple[str, ...], tuple[int, ...]]]:
+        """Types and shape of the tensors that stand for a matrix, by the ends of their names."""
         per_word = 32 // self.bits
         num_groups = -(-cols // (self.group_size or cols))
         is_awq = self.method == "awq"
         return {
-            "qweight": ("i32", (cols, rows // per_word) if is_awq else (cols // per_word, rows)),
-            "qzeros": ("i32", (num_groups, rows // per_word)),
-            "scales": ("f16", (num_groups, rows)),
+            "qweight": (("i32",), (cols, rows // per_word) if is_awq else (cols // per_word, rows)),
+            "qzeros": (("i32",), (num_groups, rows // per_word)),
+            "scales": (("f16", "bf16"), (num_groups, rows)),
         }
 
 
@@ -72,7 +73,8 @@ def grouping_from_config(config: Facts) -> Grouping | None:
         raise config.refuse(f"{method} weights in other words than of 32 bits are not read")
     if any(not rule.startswith("-:") for rule in stated.table("dynamic") or ()):
         raise config.refuse("layers quantised in different ways are not read", hint=_HINT)
-    return Grouping(method, bits, max(group_size, 0), int(layout == "gptq"))
+    is_ordered = method == "gptq" and group_size > 0 and stated.flag("desc_act", False)
+    return Grouping(method, bits, max(group_size, 0), int(layout == "gptq"), is_ordered)
 
 
 def grouped_view(
@@ -81,9 +83,11 @@ def grouped_view(
     name: str,
     shape: tuple[int, int],
     tensors: Mapping[str, memoryview],
+    *,
+    bf16_scales: bool = False,
 ) -> TensorView:
     """The matrix of `shape` = (rows, cols) in the data of its parts and, perhaps, of "g_idx", which
-    says the group of each input.
+    says the group of each input. Blocks take inputs in the order of their groups.
     """
     rows, cols = shape
     group = min(grouping.group_size or cols, cols)
@@ -93,9 +97,16 @@ def grouped_view(
 
     if rows % (32 // grouping.bits) or cols % _BLOCK:
         raise refuse(f"{rows} x {cols} does not fill words and blocks of {_BLOCK}")
-    groups = tensors.get("g_idx")
-    if groups and groups.cast("i").tolist() != [k // group for k in range(cols)]:
-        raise refuse("inputs are in the order of their activations (desc_act)")
+    order: Sequence[int] = ()
+    if "g_idx" in tensors:
+        group_of = tensors["g_idx"].cast("i").tolist()
+        order = sorted(range(cols), key=group_of.__getitem__)
+        if [group_of[k] for k in order] != [k // group for k in range(cols)]:
+            raise refuse(f"g_idx does not divide {cols} inputs into groups of {group}")
+        if order == list(range(cols)):
+            order = ()
+    elif grouping.is_ordered:
+        raise refuse("desc_act is set, and g_idx, which says the group of each input, is missing")
     if grouping.bits == 8:
         type_ = WeightType.Q8_0
         if set(bytes(tensors["qzeros"])) != {128 - grouping.zero_offset}:
@@ -103,17 +114,22 @@ def grouped_view(
     else:
         fits = cols % 128 == 0 and (group % 128 == 0 or group >= cols)
         type_ = WeightType.Q4_G128 if fits else WeightType.Q4_G32
-    blocks = _native.grouped_blocks(
-        _native.Pool(default_threads()),
-        type_.value,
-        grouping.method == "awq",
-        grouping.bits,
-        rows,
-        cols,
-        group,
-        grouping.zero_offset,
-        tensors["qweight"],
-        tensors["qzeros"],
-        tensors["scales"],
-    )
-    return TensorView(name, type_, rows, cols, memoryview(blocks))
+    try:
+        blocks = _native.grouped_blocks(
+            _native.Pool(default_threads()),
+            type_.value,
+            grouping.method == "awq",
+            grouping.bits,
+            rows,
+            cols,
+            group,
+            grouping.zero_offset,
+            tensors["qweight"],
+            tensors["qzeros"],
+            tensors["scales"],
+            bf16_scales,
+            order,
+        )
+    except _native.Fault as fault:
+        raise refuse(str(fault)) from None
+    return TensorView(name, type_, rows, cols, memoryview(blocks), order)

@@ -171,12 +171,14 @@ class WeightReader(Generic[W]):
         stem = name.removesuffix("weight")
         parts = grouping.parts(*shape)
         if stem + "g_idx" in self._tensors:
-            parts["g_idx"] = "i32", (shape[1],)
-        tensors = {
-            part: self._take(stem + part, part_shape, (type_,)).data
-            for part, (type_, part_shape) in parts.items()
+            parts["g_idx"] = ("i32",), (shape[1],)
+        stored = {
+            part: self._take(stem + part, part_shape, types)
+            for part, (types, part_shape) in parts.items()
         }
-        view = grouped_view(self.path, grouping, name, shape, tensors)
+        tensors = {part: tensor.data for part, tensor in stored.items()}
+        is_bf16 = stored["scales"].type == WeightType.BF16
+        view = grouped_view(self.path, grouping, name, shape, tensors, bf16_scales=is_bf16)
         self._count(shape, grouping.label, sum(data.nbytes for data in tensors.values()))
         return self._backend.load_weight(view)
 

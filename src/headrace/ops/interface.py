@@ -54,6 +54,9 @@ class TensorView(msgspec.Struct, frozen=True):
     `linear` computes x @ weight.T, so rows are outputs and cols are inputs. Quantised rows consist
     of blocks along cols, of 32 values, of 128 or of 256 in the K types, so cols is a multiple of
     that.
+
+    With an `order`, column j belongs to input order[j]: for matrices whose inputs are grouped in
+    another order than they come in. Only `linear` takes such a weight.
     """
 
     name: str
@@ -61,6 +64,7 @@ class TensorView(msgspec.Struct, frozen=True):
     rows: int
     cols: int
     data: memoryview  # format "B", contiguous, exactly the tensor's bytes
+    order: Sequence[int] = ()
 
 
 class Rope(msgspec.Struct, frozen=True):

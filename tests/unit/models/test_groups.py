@@ -22,6 +22,7 @@ AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": False, "desc_act": False}
 V2 = {"checkpoint_format": "gptq_v2"}
 SYM8 = {"bits": 8, "sym": True}
+BF16 = {"torch_dtype": "bfloat16"}
 
 KINDS = [
     AWQ,
@@ -33,6 +34,13 @@ KINDS = [
     GPTQ | V2 | {"group_size": 32},
     GPTQ | SYM8,
     GPTQ | SYM8 | V2 | {"group_size": 32},
+    AWQ | BF16,
+    GPTQ | SYM8 | BF16,
+]
+ORDERED = [
+    GPTQ | {"desc_act": True},
+    GPTQ | V2 | BF16 | {"desc_act": True, "group_size": 32},
+    GPTQ | SYM8 | {"desc_act": True, "group_size": 64},
 ]
 SIZES = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 1}
 
@@ -70,7 +78,35 @@ def test_logits_are_those_of_the_plain_model(
     assert np.std(grouped) > 0.1
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=label)
+@pytest.mark.parametrize("activations", ["f32", "int8"])
+@pytest.mark.parametrize("kind", ORDERED, ids=label)
+def test_inputs_in_the_order_of_their_activations(
+    tmp_path: Path, kind: dict[str, Any], activations: str
+) -> None:
+    """Sums run in the order of the groups, so they are near those of the plain model."""
+    ordered, plain = (
+        logits(backend, load_model(path, backend))
+        for path in write_pair(tmp_path, kind, SIZES | {"hidden_size": 256})
+        for backend in [NativeBackend(threads=2, activations=activations)]
+    )
+    assert np.std(plain) > 0.1
+    error = np.abs(np.subtract(ordered, plain)).max()
+    assert error < (1e-4 if activations == "f32" else 0.05) * np.abs(plain).max()
+
+
+@pytest.mark.parametrize("kind", ORDERED, ids=label)
+def test_both_backends_agree_on_inputs_in_another_order(
+    tmp_path: Path, kind: dict[str, Any]
+) -> None:
+    path = write_pair(tmp_path, kind, SIZES | {"hidden_size": 256})[0]
+    native, torch = (
+        logits(backend, load_model(path, backend))
+        for backend in (backend_named("native"), backend_named("torch"))
+    )
+    assert np.abs(np.subtract(native, torch)).max() < 1e-4 * np.abs(torch).max()
+
+
+@pytest.mark.parametrize("kind", KINDS + ORDERED, ids=label)
 def test_blocks_mean_what_the_tensors_say(kind: dict[str, Any]) -> None:
     """Of sizes at which tiles, groups and blocks end before they are full."""
     rows, cols = 200, 160
@@ -83,8 +119,42 @@ def test_blocks_mean_what_the_tensors_say(kind: dict[str, Any]) -> None:
         int(kind["quant_method"] == "gptq" and "checkpoint_format" not in kind),
     )
     data = {name.removeprefix("w."): memoryview(raw) for name, (_, _, raw) in tensors.items()}
-    view = grouped_view(Path("w"), grouping, "w", (rows, cols), data)
-    assert (values_of(view) == values).all()
+    is_bf16 = tensors["w.scales"][0] == "BF16"
+    view = grouped_view(Path("w"), grouping, "w", (rows, cols), data, bf16_scales=is_bf16)
+    assert bool(view.order) == kind.get("desc_act", False)
+    assert (values_of(view) == values[:, list(view.order) or slice(None)]).all()
+
+
+@pytest.mark.parametrize(
+    ("bits", "exact"),
+    [
+        (0x0000, True),
+        (0x3C00, True),  # 2^-7
+        (0x477F, True),  # 65280
+        (0x4780, False),  # 65536
+        (0x7F80, False),  # infinity
+        (0x37FF, True),  # just below 2^-15: a subnormal half
+        (0x3701, True),
+        (0x3680, True),  # 2^-18: the bits that are set decide
+        (0x3681, False),
+        (0x3380, True),  # 2^-24, the least one
+        (0x3300, False),
+        (0x0001, False),
+    ],
+)
+def test_scales_in_bfloat16_are_those_or_refused(bits: int, exact: bool) -> None:
+    rows, cols, grouping = 8, 32, Grouping("awq", 4, 32, 0)
+    data = {
+        "qweight": memoryview(b"\x11" * (rows * cols // 2)),  # 1 everywhere
+        "qzeros": memoryview(bytes(rows // 2)),
+        "scales": memoryview(np.full(rows, bits, np.uint16).tobytes()),
+    }
+    if not exact:
+        with pytest.raises(ConfigError, match="w: scale 0 has no float16 of the same value"):
+            grouped_view(Path("w"), grouping, "w", (rows, cols), data, bf16_scales=True)
+        return
+    view = grouped_view(Path("w"), grouping, "w", (rows, cols), data, bf16_scales=True)
+    assert (values_of(view) == np.uint32(bits << 16).view(np.float32)).all()
 
 
 def test_the_type_is_the_smallest_that_is_exact(tmp_path: Path) -> None:
@@ -170,14 +240,25 @@ def test_refuses_what_it_does_not_read(
     assert message in fault(path)
 
 
-def test_refuses_inputs_in_the_order_of_their_activations(tmp_path: Path) -> None:
-    path = write_pair(tmp_path, GPTQ | {"group_size": 64}, SIZES)[0]
+@pytest.mark.parametrize("group", [-1, 1, 2, 1 << 30])
+def test_refuses_groups_of_other_sizes(tmp_path: Path, group: int) -> None:
+    path = write_pair(tmp_path, GPTQ | {"group_size": 64, "desc_act": True}, SIZES)[0]
     tensors = stored(path)
     name = "model.layers.0.self_attn.k_proj.g_idx"
     kind, shape, data = tensors[name]
-    tensors[name] = kind, shape, np.frombuffer(data, np.int32)[::-1].tobytes()
+    groups = np.frombuffer(data, np.int32).copy()
+    groups[np.flatnonzero(groups == 0)[0]] = group
+    tensors[name] = kind, shape, groups.tobytes()
     write_model(path, json.loads((path / "config.json").read_text()), tensors)
-    assert "k_proj.weight: inputs are in the order of their activations" in fault(path)
+    assert "k_proj.weight: g_idx does not divide 128 inputs into groups of 64" in fault(path)
+
+
+def test_refuses_an_order_that_is_not_there(tmp_path: Path) -> None:
+    path = write_pair(tmp_path, GPTQ | {"group_size": 64, "desc_act": True}, SIZES)[0]
+    tensors = stored(path)
+    del tensors["model.layers.0.mlp.up_proj.g_idx"]
+    write_model(path, json.loads((path / "config.json").read_text()), tensors)
+    assert "up_proj.weight: desc_act is set, and g_idx" in fault(path)
 
 
 def test_refuses_asymmetric_weights_of_8_bits(tmp_path: Path) -> None:
@@ -193,7 +274,7 @@ def test_refuses_a_matrix_with_a_part_missing_or_of_another_type(tmp_path: Path,
     _, shape, data = tensors.pop(name)
     write_model(path, config, tensors)
     assert f"{name} is missing" in fault(path)
-    tensors[name] = ("BF16" if part == "scales" else "F32"), shape, data
+    tensors[name] = ("I16" if part == "scales" else "F32"), shape, data
     write_model(path, config, tensors)
     assert f"{name} has type" in fault(path)
 
@@ -208,7 +289,7 @@ def stored(path: Path) -> Stored:
     """The tensors of a folder, as `write_model` takes them."""
     from headrace.models.safetensors import SafetensorsFolder
 
-    names = {"f32": "F32", "f16": "F16", "i32": "I32"}
+    names = {"f32": "F32", "f16": "F16", "bf16": "BF16", "i32": "I32"}
     return {
         name: (names[tensor.type], tensor.shape, bytes(tensor.data))
         for name, tensor in SafetensorsFolder(path).tensors.items()

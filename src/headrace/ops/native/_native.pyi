@@ -48,10 +48,20 @@ def grouped_blocks(
     weights: memoryview,
     zeros: memoryview,
     scales: memoryview,
+    bf16_scales: bool,
+    order: Sequence[int],
 ) -> bytes: ...
 
 class Weight:
-    def __init__(self, pool: Pool, type: str, rows: int, cols: int, data: memoryview) -> None: ...
+    def __init__(
+        self,
+        pool: Pool,
+        type: str,
+        rows: int,
+        cols: int,
+        data: memoryview,
+        order: Sequence[int] = (),
+    ) -> None: ...
     @property
     def rows(self) -> int: ...
     @property

@@ -102,7 +102,9 @@ class NativeBackend:
     def load_weight(self, view: TensorView) -> _native.Weight:
         """Copy the weight into panels of 16 outputs, in its own type."""
         with _faults():
-            weight = _native.Weight(self._pool, view.type.value, view.rows, view.cols, view.data)
+            weight = _native.Weight(
+                self._pool, view.type.value, view.rows, view.cols, view.data, view.order
+            )
         self._weight_bytes += weight.bytes
         return weight
 

@@ -44,6 +44,8 @@ class TorchBackend:
 
     def load_weight(self, view: TensorView) -> Tensor:
         weight = dequantise(view, self.device)
+        if view.order:
+            weight = weight[:, torch.tensor(view.order, device=self.device).argsort()]
         self._num_bytes += weight.nbytes
         return weight
 

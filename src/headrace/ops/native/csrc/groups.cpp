@@ -29,8 +29,22 @@ void read_awq(const GroupedMatrix& m, int k, int first, int count, uint8_t (*q)[
   }
 }
 
+// q of inputs order[k] to order[k + 31].
+template <int Bits>
+void read_gptq_in_order(const GroupedMatrix& m, int k, int first, int count, uint8_t (*q)[32]) {
+  constexpr int kPerWord = 32 / Bits;
+  for (int i = 0; i < 32; ++i) {
+    const int input = m.order[k + i];
+    const size_t line = static_cast<size_t>(input / kPerWord) * static_cast<size_t>(m.rows);
+    const int shift = input % kPerWord * Bits;
+    for (int r = 0; r < count; ++r)
+      q[r][i] = static_cast<uint8_t>(word_at(m.weights, line + static_cast<size_t>(first + r)) >> shift & ((1u << Bits) - 1));
+  }
+}
+
 template <int Bits>
 void read_gptq(const GroupedMatrix& m, int k, int first, int count, uint8_t (*q)[32]) {
+  if (m.order) return read_gptq_in_order<Bits>(m, k, first, count, q);
   constexpr int kPerWord = 32 / Bits;
   for (int i = 0; i < 32; i += kPerWord) {
     const size_t line = static_cast<size_t>((k + i) / kPerWord) * static_cast<size_t>(m.rows);
@@ -57,7 +71,10 @@ uint16_t half_of_negated(uint32_t n) {
 
 void write_header(const GroupedMatrix& m, WeightType type, int k, int n, std::byte* block) {
   const int group = k / m.group;
-  std::memcpy(block, m.scales + 2 * (static_cast<size_t>(group) * static_cast<size_t>(m.rows) + static_cast<size_t>(n)), 2);
+  uint16_t scale;
+  std::memcpy(&scale, m.scales + 2 * (static_cast<size_t>(group) * static_cast<size_t>(m.rows) + static_cast<size_t>(n)), 2);
+  if (m.has_bf16_scales) scale = half_of_bf16(scale);
+  std::memcpy(block, &scale, 2);
   if (!has_offset(type)) return;
   const uint16_t offset = half_of_negated(zero_of(m, group, n));
   std::memcpy(block + 2, &offset, 2);
@@ -91,6 +108,20 @@ void write_tile(const GroupedMatrix& m, WeightType type, int first, int count, s
 }
 
 }  // namespace
+
+uint16_t half_of_bf16(uint16_t bits) {
+  const uint32_t sign = bits & 0x8000u;
+  const int exponent = (bits >> 7 & 0xff) - 127;
+  const uint32_t significand = (bits & 0x7fu) | 0x80u;  // seven bits below the point
+  if ((bits & 0x7fffu) == 0) return static_cast<uint16_t>(sign);
+  if (exponent > 15) return kNoHalf;  // infinities and what is no number are among them
+  if (exponent >= -14)
+    return static_cast<uint16_t>(sign | static_cast<uint32_t>(exponent + 15) << 10 | (bits & 0x7fu) << 3);
+  const int shift = exponent + 17;  // multiples of 2^-24, down to 1
+  if (shift >= 0) return static_cast<uint16_t>(sign | significand << shift);
+  if (shift < -7 || (significand & ((1u << -shift) - 1)) != 0) return kNoHalf;
+  return static_cast<uint16_t>(sign | significand >> -shift);
+}
 
 void write_blocks(ThreadPool& pool, const GroupedMatrix& matrix, WeightType type, std::byte* rows) {
   pool.run((matrix.rows + kTileRows - 1) / kTileRows, [&](int tile) {

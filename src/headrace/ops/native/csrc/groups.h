@@ -19,7 +19,9 @@ struct GroupedMatrix {
   int zero_offset;  // zero = (stored + zero_offset) mod 2^bits
   const std::byte* weights;  // uint32: AWQ [cols][rows / 8], GPTQ [cols * bits / 32][rows]
   const std::byte* zeros;    // uint32 [groups][rows * bits / 32]
-  const std::byte* scales;   // float16 [groups][rows]
+  const std::byte* scales;   // [groups][rows] of float16, or of bfloat16
+  bool has_bf16_scales;
+  const int32_t* order;  // null, or [cols]: GPTQ's inputs in the order of their groups
 
   size_t num_groups() const { return static_cast<size_t>((cols + group - 1) / group); }
   size_t weight_bytes() const { return packed_bytes(static_cast<size_t>(cols)); }
@@ -29,8 +31,12 @@ struct GroupedMatrix {
   size_t packed_bytes(size_t lines) const { return lines * static_cast<size_t>(rows) * static_cast<size_t>(bits) / 8; }
 };
 
+// The float16 of the same value, or kNoHalf where there is none.
+inline constexpr uint16_t kNoHalf = 0xffff;
+uint16_t half_of_bf16(uint16_t bits);
+
 // Rows of q4_g32 or q4_g128, or, where all are of eight bits and zeros are 128, of q8_0. The inputs of a block are of
-// one group.
+// one group. Scales have a float16.
 void write_blocks(ThreadPool& pool, const GroupedMatrix& matrix, WeightType type, std::byte* rows);
 
 }  // namespace headrace

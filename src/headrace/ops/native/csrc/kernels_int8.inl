@@ -103,34 +103,60 @@ HR_INLINE void int8_block(const std::byte* panel, int block, const QuantBlock* x
   }
 }
 
-template <WeightType T, int R>
+// A lone row waits for memory, which gives more to several streams at once: it walks this many panels side by side.
+inline constexpr int kStreams = 4;
+
+// R rows times P panels, one after another in memory.
+template <WeightType T, int R, int P>
 void int8_tile(const LinearSpan& s, int panel, int row) {
   const std::byte* weights = s.panels + panel * s.panel_bytes;
   const QuantBlock* x = s.x_int8 + row * s.x_stride;
-  F acc[R];
-  for (int r = 0; r < R; ++r) acc[r] = zero();
-  for (int block = 0; block < s.num_inputs / 32; ++block, ++x) {
-    // A tile this low waits for memory: fetch the same place of the next panel.
-    if constexpr (R < kInt8Rows)
-      for (size_t line = 0; line < step_bytes(T); line += 64)
-        __builtin_prefetch(weights + s.panel_bytes + block * step_bytes(T) + line);
-    int8_block<T, R>(weights, block, x, s.x_stride, acc);
-  }
+  F acc[P][R];
+  for (int p = 0; p < P; ++p)
+    for (int r = 0; r < R; ++r) acc[p][r] = zero();
+  for (int block = 0; block < s.num_inputs / 32; ++block, ++x)
+    for (int p = 0; p < P; ++p) {
+      const std::byte* at = weights + p * s.panel_bytes;
+      // A tile this low waits for memory: fetch the same place of the panels that come next.
+      if constexpr (R < kInt8Rows)
+        for (size_t line = 0; line < step_bytes(T); line += 64)
+          __builtin_prefetch(at + P * s.panel_bytes + block * step_bytes(T) + line);
+      int8_block<T, R>(at, block, x, s.x_stride, acc[p]);
+    }
   alignas(64) float sums[R * kLanes];
-  for (int r = 0; r < R; ++r) store(sums + r * kLanes, acc[r]);
-  finish_panel(s, panel, R, sums, row);
+  for (int p = 0; p < P; ++p) {
+    for (int r = 0; r < R; ++r) store(sums + r * kLanes, acc[p][r]);
+    finish_panel(s, panel + p, R, sums, row);
+  }
 }
 
 template <WeightType T, int R = kInt8Rows>
 HR_INLINE void int8_tile_of(const LinearSpan& s, int panel, int row, int height) {
   if constexpr (R > 0) {
-    if (height == R) return int8_tile<T, R>(s, panel, row);
+    if (height == R) return int8_tile<T, R, 1>(s, panel, row);
     int8_tile_of<T, R - 1>(s, panel, row, height);
+  }
+}
+
+template <WeightType T, int P = kStreams>
+HR_INLINE void int8_streams(const LinearSpan& s, int panel, int streams) {
+  if constexpr (P > 0) {
+    if (streams == P) return int8_tile<T, 1, P>(s, panel, 0);
+    int8_streams<T, P - 1>(s, panel, streams);
   }
 }
 
 template <WeightType T>
 void int8_panels(const LinearSpan& s) {
+  if (s.rows == 1) {
+    const int num_groups = (s.num_panels + kStreams - 1) / kStreams;
+    for (int g = 0, panel = 0; g < num_groups; ++g) {
+      const int streams = (s.num_panels - panel) / (num_groups - g);
+      int8_streams<T>(s, panel, streams);
+      panel += streams;
+    }
+    return;
+  }
   const int num_tiles = (s.rows + kInt8Rows - 1) / kInt8Rows;
   for (int panel = 0; panel < s.num_panels; ++panel)
     for (int t = 0, row = 0; t < num_tiles; ++t) {

@@ -6,8 +6,11 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
+#include <cstring>
 #include <memory>
 #include <optional>
+#include <sstream>
 
 #include "groups.h"
 #include "isa.h"
@@ -79,9 +82,20 @@ void check_ids(const std::vector<int>& ids, int vocab_size, const char* what) {
     if (id < 0 || id >= vocab_size) fail(what, " must be in 0..", vocab_size - 1, ", got ", id);
 }
 
+void check_bf16_scales(const GroupedMatrix& matrix) {
+  for (size_t i = 0; i < matrix.scale_bytes(); i += 2) {
+    uint16_t bits;
+    std::memcpy(&bits, matrix.scales + i, sizeof bits);
+    const float value = std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
+    if (half_of_bf16(bits) == kNoHalf)
+      fail("scale ", i / 2, " has no float16 of the same value: ", (std::ostringstream() << value).str(),
+           " (those from 2^-17 to 65280 have one)");
+  }
+}
+
 // Rows of blocks of `type`, as bytes, from the tensors of a matrix in groups.
 nb::object grouped_blocks(ThreadPool& pool, const std::string& type, GroupedMatrix matrix, nb::handle weights,
-                          nb::handle zeros, nb::handle scales) {
+                          nb::handle zeros, nb::handle scales, const std::vector<int32_t>& order) {
   const WeightType kind = weight_type(type);
   const int depth = record_inputs(kind);
   if (!(matrix.bits == 4 && has_offset(kind)) && !(matrix.bits == 8 && kind == WeightType::q8_0 && !matrix.is_awq))
@@ -96,6 +110,12 @@ nb::object grouped_blocks(ThreadPool& pool, const std::string& type, GroupedMatr
   matrix.weights = weight_bytes.data();
   matrix.zeros = zero_bytes.data();
   matrix.scales = scale_bytes.data();
+  if (matrix.has_bf16_scales) check_bf16_scales(matrix);
+  if (!order.empty()) {
+    if (matrix.is_awq) fail("AWQ has no order of inputs");
+    check_order(order, matrix.cols);
+    matrix.order = order.data();
+  }
   const size_t num_blocks = static_cast<size_t>(matrix.rows) * static_cast<size_t>(matrix.cols / depth);
   nb::object rows = nb::steal(
       PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(num_blocks * block_bytes(kind))));
@@ -163,7 +183,7 @@ nb::list finish_rows(const Program& program, nb::sequence requests) {
     const nb::gil_scoped_release release;
     program.pool().run(count, [&](int i) {
       const auto index = static_cast<size_t>(i);
-      results[index] = finish_row(program.kernels(), program.logits_row(i), vocab_size, rows[index]);
+      results[index] = finish_row(program.kernels(), program.logits_row(i), rows[index]);
     });
   }
   nb::list out;
@@ -180,7 +200,7 @@ nb::list finish_rows(const Program& program, nb::sequence requests) {
 nb::list logits(const Program& program) {
   nb::list rows;
   for (int r = 0; r < program.num_logit_rows(); ++r) {
-    const float* values = program.logits_row(r);
+    const float* values = program.logits_row(r).values;
     nb::list row;
     for (int i = 0; i < program.vocab_size(); ++i) row.append(static_cast<double>(values[i]));
     rows.append(std::move(row));
@@ -237,23 +257,27 @@ NB_MODULE(_native, m) {
   m.def(
       "grouped_blocks",
       [](ThreadPool& pool, const std::string& type, bool is_awq, int bits, int rows, int cols, int group,
-         int zero_offset, nb::handle weights, nb::handle zeros, nb::handle scales) {
-        const GroupedMatrix matrix{is_awq, bits, rows, cols, group, zero_offset, nullptr, nullptr, nullptr};
-        return grouped_blocks(pool, type, matrix, weights, zeros, scales);
+         int zero_offset, nb::handle weights, nb::handle zeros, nb::handle scales, bool bf16_scales,
+         nb::handle order) {
+        const GroupedMatrix matrix{is_awq, bits, rows, cols, group, zero_offset, nullptr, nullptr, nullptr, bf16_scales,
+                                   nullptr};
+        return grouped_blocks(pool, type, matrix, weights, zeros, scales, ints(order));
       },
       "pool"_a, "type"_a, "is_awq"_a, "bits"_a, "rows"_a, "cols"_a, "group"_a, "zero_offset"_a, "weights"_a, "zeros"_a,
-      "scales"_a);
+      "scales"_a, "bf16_scales"_a, "order"_a);
 
   nb::class_<Weight>(m, "Weight")
       .def(
           "__init__",
-          [](Weight* self, ThreadPool& pool, const std::string& type, int rows, int cols, nb::handle data) {
+          [](Weight* self, ThreadPool& pool, const std::string& type, int rows, int cols, nb::handle data,
+             nb::handle order) {
             const WeightType kind = weight_type(type);
             const Bytes bytes(data);
+            std::vector<int32_t> places = ints(order);
             const nb::gil_scoped_release release;
-            new (self) Weight(pool, kind, rows, cols, bytes.data(), bytes.size());
+            new (self) Weight(pool, kind, rows, cols, bytes.data(), bytes.size(), std::move(places));
           },
-          "pool"_a, "type"_a, "rows"_a, "cols"_a, "data"_a)
+          "pool"_a, "type"_a, "rows"_a, "cols"_a, "data"_a, "order"_a = nb::make_tuple())
       .def_prop_ro("rows", &Weight::rows)
       .def_prop_ro("cols", &Weight::cols)
       .def_prop_ro("bytes", &Weight::bytes);

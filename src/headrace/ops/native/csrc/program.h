@@ -13,6 +13,7 @@
 #include "kernels.h"
 #include "memory.h"
 #include "pool.h"
+#include "sampler.h"
 #include "weight.h"
 
 namespace headrace {
@@ -87,14 +88,14 @@ class Program {
 
   int num_logit_rows() const { return static_cast<int>(step_.logit_rows.size()); }
   int vocab_size() const { return registers_[static_cast<size_t>(logits_)].width; }
-  const float* logits_row(int row) const;
+  LogitsRow logits_row(int row) const;
   size_t activation_bytes() const;
   size_t kv_bytes() const { return blocks_.bytes(); }
   ThreadPool& pool() const { return pool_; }
   const Kernels& kernels() const { return kernels_; }
 
  private:
-  enum class Kind { embed, rms_norm, add_rms_norm, linear, add, silu_mul, attention, select };
+  enum class Kind { embed, rms_norm, add_rms_norm, reorder, linear, add, silu_mul, attention, select };
 
   struct Part {  // one weight of a linear operation
     const Weight* weight;
@@ -105,7 +106,7 @@ class Program {
   struct Op {
     Kind kind;
     int x = -1, y = -1, out = -1, sum = -1;
-    const Weight* weight = nullptr;
+    const Weight* weight = nullptr;  // reorder: whose order
     std::vector<float> row{};  // a norm's weight
     float eps = 0.0f;
     std::vector<Part> parts{};
@@ -128,6 +129,7 @@ class Program {
   };
 
   int new_register(int width, bool logit_rows);
+  int reorder(int x, const Weight& weight);
   const Register& at(int reg) const;
   int rows_of(int reg) const;
   View view(int reg) const;
@@ -159,6 +161,8 @@ class Program {
   size_t widest_input_ = 0;
   int logits_ = -1;
   Step step_;
+  std::vector<float> tops_;  // the greatest of each stretch of each logits row, where a linear operation has noted it
+  int stretch_ = 0;
 
   // The attention work of the running step, for the shape it was planned for: items read keys, merges finish rows
   // whose segments are in several items.

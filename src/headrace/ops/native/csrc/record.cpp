@@ -41,6 +41,7 @@ const Program::Register& Program::at(int reg) const {
 }
 
 int Program::embed(const Weight& table) {
+  if (!table.order().empty()) fail("a table has its columns in their own order");
   Op op{.kind = Kind::embed};
   op.weight = &table;
   op.out = new_register(table.cols(), false);
@@ -61,13 +62,25 @@ int Program::rms_norm(int x, const Weight& weight, float eps) {
   return ops_.back().out;
 }
 
+// The columns of `x` in the order in which a weight has its inputs.
+int Program::reorder(int x, const Weight& weight) {
+  if (weight.order().empty()) return x;
+  const Register in = at(x);
+  Op op{.kind = Kind::reorder};
+  op.x = x;
+  op.weight = &weight;
+  op.out = new_register(in.width, in.logit_rows);
+  ops_.push_back(std::move(op));
+  return ops_.back().out;
+}
+
+// Weights with the same order of inputs are one operation; several write to one register.
 int Program::linear(int x, const std::vector<const Weight*>& weights, const std::vector<const Weight*>& biases) {
   const Register in = at(x);
   if (weights.empty()) fail("linear needs a weight");
   if (!biases.empty() && biases.size() != weights.size())
     fail("linear got ", weights.size(), " weights and ", biases.size(), " biases");
-  Op op{.kind = Kind::linear};
-  op.x = x;
+  std::vector<Op> linears;
   int width = 0;
   for (size_t i = 0; i < weights.size(); ++i) {
     const Weight& weight = *weights[i];
@@ -79,11 +92,21 @@ int Program::linear(int x, const std::vector<const Weight*>& weights, const std:
       part.bias = bias->first_row(kernels_);
     }
     width += weight.rows();
-    op.parts.push_back(std::move(part));
+    const auto same = [&](const Op& op) { return op.parts[0].weight->order() == weight.order(); };
+    auto op = std::find_if(linears.begin(), linears.end(), same);
+    if (op == linears.end()) {
+      linears.push_back({.kind = Kind::linear});
+      op = linears.end() - 1;
+      op->x = reorder(x, weight);
+    }
+    op->parts.push_back(std::move(part));
   }
-  op.out = new_register(width, in.logit_rows);
-  ops_.push_back(std::move(op));
-  return ops_.back().out;
+  const int out = new_register(width, in.logit_rows);
+  for (Op& op : linears) {
+    op.out = out;
+    ops_.push_back(std::move(op));
+  }
+  return out;
 }
 
 int Program::add(int x, int y) {
@@ -162,7 +185,8 @@ void Program::seal(int logits) {
 // follows is then computed for the rows that somebody asked for.
 void Program::select_early() {
   const auto row_wise = [](const Op& op) {
-    return op.kind == Kind::rms_norm || op.kind == Kind::linear || op.kind == Kind::add || op.kind == Kind::silu_mul;
+    return op.kind == Kind::rms_norm || op.kind == Kind::reorder || op.kind == Kind::linear || op.kind == Kind::add ||
+           op.kind == Kind::silu_mul;
   };
   std::vector<bool> every_row(registers_.size(), false);  // whether somebody reads all rows of a register
   for (size_t i = ops_.size(); i-- > 0;) {
@@ -248,7 +272,7 @@ void Program::place_registers() {
   };
   for (size_t i = 0; i < ops_.size(); ++i) {
     for (int reg : {ops_[i].out, ops_[i].sum})
-      if (reg >= 0) take(registers_[static_cast<size_t>(reg)]);
+      if (reg >= 0 && at(reg).buffer < 0) take(registers_[static_cast<size_t>(reg)]);
     std::vector<int> used{ops_[i].x, ops_[i].y, ops_[i].out, ops_[i].sum};
     std::sort(used.begin(), used.end());
     used.erase(std::unique(used.begin(), used.end()), used.end());

@@ -19,6 +19,14 @@ constexpr int kLinearRows = 192;
 
 int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
+// Which of `count` pieces is claimed as the nth, so that each of some threads that take turns walks on from piece to
+// piece: what it has fetched ahead is what it needs.
+int piece_of(int nth, int count, int threads) {
+  const int of_thread = count / threads;
+  if (of_thread == 0 || nth >= of_thread * threads) return nth;
+  return nth % threads * of_thread + nth / threads;
+}
+
 }  // namespace
 
 int Program::rows_of(int reg) const { return at(reg).logit_rows ? num_logit_rows() : step_.num_tokens(); }
@@ -29,9 +37,14 @@ Program::View Program::view(int reg) const {
   return {reinterpret_cast<float*>(buffers_[static_cast<size_t>(r.buffer)].data()), stride};
 }
 
-const float* Program::logits_row(int row) const {
+LogitsRow Program::logits_row(int row) const {
   if (row < 0 || row >= num_logit_rows()) fail("logits row must be in 0..", num_logit_rows() - 1, ", got ", row);
-  return view(logits_).row(row);
+  LogitsRow logits{view(logits_).row(row), vocab_size()};
+  if (!tops_.empty()) {
+    logits.tops = tops_.data() + row * ceil_div(logits.size, stretch_);
+    logits.stretch = stretch_;
+  }
+  return logits;
 }
 
 void Program::check(const Step& s) const {
@@ -78,6 +91,7 @@ void Program::run(Step step) {
       step_.row_position.push_back(step_.positions[i] + row - step_.token_starts[i]);
     }
   planned_.reset();
+  tops_.clear();
   for (RopeTable& rope : ropes_) fill_angles(rope);
   for (const Op& op : ops_) run_op(op);
 }
@@ -132,6 +146,13 @@ void Program::run_op(const Op& op) {
       const View y = view(op.y);
       return for_rows(rows, width, [&](int r) { kernels_.add(x.row(r), y.row(r), width, out.row(r)); });
     }
+    case Kind::reorder:
+      return for_rows(rows, 2 * width, [&](int r) {
+        const int32_t* order = op.weight->order().data();
+        const float* from = x.row(r);
+        float* to = out.row(r);
+        for (int i = 0; i < width; ++i) to[i] = from[order[i]];
+      });
     case Kind::silu_mul:
       return for_rows(rows, 4 * width, [&](int r) { kernels_.silu_mul(x.row(r), width, out.row(r)); });
     case Kind::select:
@@ -169,10 +190,15 @@ void Program::run_linear(const Op& op) {
   const int64_t cost = static_cast<int64_t>(panels) * kLanes * inputs * rows / 8;
   const int group = cost < kSerialCost ? panels : ceil_div(panels * row_groups, kChunksPerThread * pool_.threads());
   const int panel_groups = ceil_div(panels, group);
+  const bool are_logits = op.out == logits_ && op.parts[0].weight->rows() == at(op.out).width;
+  if (are_logits) {
+    stretch_ = group * kLanes;
+    tops_.resize(static_cast<size_t>(rows) * static_cast<size_t>(panel_groups));
+  }
   pool_.run(panel_groups * row_groups, [&](int chunk) {
     const int first_row = static_cast<int>(static_cast<int64_t>(rows) * (chunk / panel_groups) / row_groups);
     const int end_row = static_cast<int>(static_cast<int64_t>(rows) * (chunk / panel_groups + 1) / row_groups);
-    int first = chunk % panel_groups * group;
+    int first = piece_of(chunk % panel_groups, panel_groups, pool_.threads()) * group;
     int left = std::min(group, panels - first);
     for (const Part& part : op.parts) {
       const Weight& w = *part.weight;
@@ -201,6 +227,10 @@ void Program::run_linear(const Op& op) {
           .bias = part.bias.empty() ? nullptr : part.bias.data() + column,
       };
       (int8 ? kernels_.linear_int8 : bf16 ? kernels_.linear_bf16 : kernels_.linear)(span);
+      if (are_logits)  // they are in the cache
+        for (int r = 0; r < span.rows; ++r)
+          tops_[static_cast<size_t>((first_row + r) * panel_groups + first / group)] =
+              kernels_.max_row(span.out + static_cast<size_t>(r) * out.stride, span.num_outputs);
       left -= count;
       if (left == 0) break;
       first = 0;
@@ -348,32 +378,6 @@ void Program::run_attention(const Op& op) {
   }
   for_rows(static_cast<int>(merges_.size()), kSerialCost / 8,
            [&](int i) { kernels_.merge_segments(tile_of(op, merges_[static_cast<size_t>(i)])); });
-}
-
-void Program::copy_blocks(const std::vector<std::array<int, 3>>& copies) {
-  for (const auto& [src, dst, tokens] : copies) {
-    for (int block : {src, dst})
-      if (block < 0 || block >= kv_.num_blocks) fail("block id must be in 0..", kv_.num_blocks - 1, ", got ", block);
-    if (tokens < 1 || tokens > kBlockTokens) fail("a block copy takes 1..", kBlockTokens, " tokens, got ", tokens);
-  }
-  const auto element = static_cast<size_t>(kv_element_bytes(kv_.type));
-  const size_t row = element * static_cast<size_t>(kv_.head_dim);  // of one token
-  const size_t part = kv_part_bytes(kv_.type, kv_.head_dim);
-  const size_t scales = row * kBlockTokens;  // where they begin in a part
-  for (const auto& [src, dst, tokens] : copies) {
-    if (src == dst) continue;
-    const auto count = static_cast<size_t>(tokens);
-    const std::byte* from = blocks_.data() + static_cast<size_t>(src) * kv_.block_bytes();
-    std::byte* to = blocks_.data() + static_cast<size_t>(dst) * kv_.block_bytes();
-    for (int h = 0; h < kv_.num_layers * kv_.num_kv_heads; ++h, from += 2 * part, to += 2 * part) {
-      for (size_t at = 0; at < scales; at += element * kBlockTokens)
-        std::memcpy(to + at, from + at, element * count);
-      std::memcpy(to + part, from + part, row * count);
-      if (scales == part) continue;
-      std::memcpy(to + scales, from + scales, sizeof(float) * count);
-      std::memcpy(to + part + scales, from + part + scales, sizeof(float) * count);
-    }
-  }
 }
 
 }  // namespace headrace

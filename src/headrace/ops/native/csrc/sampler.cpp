@@ -136,15 +136,32 @@ int draw(const Kernels& kernels, std::vector<double>& values, double greatest, c
   return chosen;
 }
 
+// As `max_row` says it of the whole row.
+float greatest_of(const Kernels& kernels, const LogitsRow& row) {
+  if (!row.tops) return kernels.max_row(row.values, row.size);
+  float greatest = -std::numeric_limits<float>::infinity();
+  for (int i = 0; i * row.stretch < row.size; ++i) {
+    if (!(row.tops[i] < std::numeric_limits<float>::infinity())) return row.tops[i];
+    greatest = std::max(greatest, row.tops[i]);
+  }
+  return greatest;
+}
+
+int first_of(const LogitsRow& row, float greatest) {
+  const float* begin = row.values;
+  for (const float* top = row.tops; top && *top != greatest; ++top) begin += row.stretch;
+  return static_cast<int>(std::find(begin, row.values + row.size, greatest) - row.values);
+}
+
 // The lowest id of the greatest value; false where all are banned.
-bool choose(const Kernels& kernels, const float* logits, int n, float greatest, const Choice& c, int& token) {
+bool choose(const Kernels& kernels, const LogitsRow& row, float greatest, const Choice& c, int& token) {
   const bool plain = c.prompt.empty() && c.output.empty() && c.logit_bias.empty() && c.banned.empty();
   if (plain && c.temperature == 0.0) {
-    token = static_cast<int>(std::find(logits, logits + n, greatest) - logits);
+    token = first_of(row, greatest);
     return greatest > kMinusInf;
   }
   std::vector<double>& values = scratch.values;
-  values.assign(logits, logits + n);
+  values.assign(row.values, row.values + row.size);
   double top = greatest;
   if (!plain) {
     adjust(c, values);
@@ -180,18 +197,18 @@ uint64_t philox(uint64_t seed, uint32_t choice, uint32_t position) {
   return (uint64_t{words[0]} << 32 | words[1]) >> 11;
 }
 
-RowResult finish_row(const Kernels& kernels, const float* logits, int vocab_size, const RowRequest& request) {
+RowResult finish_row(const Kernels& kernels, const LogitsRow& row, const RowRequest& request) {
   RowResult result;
-  const float greatest = kernels.max_row(logits, vocab_size);
+  const float greatest = greatest_of(kernels, row);
   if (!(greatest < std::numeric_limits<float>::infinity())) {
     result.fault = "not a number";
     return result;
   }
   result.token = request.target;
-  if (request.choice && !choose(kernels, logits, vocab_size, greatest, *request.choice, result.token))
+  if (request.choice && !choose(kernels, row, greatest, *request.choice, result.token))
     result.fault = "every token is banned";
   else if (request.num_top >= 0)
-    score(kernels, logits, vocab_size, greatest, request.num_top, result);
+    score(kernels, row.values, row.size, greatest, request.num_top, result);
   return result;
 }
 

@@ -56,6 +56,15 @@ struct RowResult {
   std::string fault;  // not empty: why there is no result
 };
 
-RowResult finish_row(const Kernels& kernels, const float* logits, int vocab_size, const RowRequest& request);
+// A row of logits. Where whoever computed it has noted the greatest of each stretch (as `max_row` says it), nobody has to
+// look at the whole row to find the greatest of all.
+struct LogitsRow {
+  const float* values;
+  int size;
+  const float* tops = nullptr;  // of stretches one after another; the last one may be shorter
+  int stretch = 0;
+};
+
+RowResult finish_row(const Kernels& kernels, const LogitsRow& row, const RowRequest& request);
 
 }  // namespace headrace

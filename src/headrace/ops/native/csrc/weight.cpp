@@ -189,9 +189,21 @@ size_t block_bytes(WeightType type) {
   return 0;
 }
 
-Weight::Weight(ThreadPool& pool, WeightType type, int rows, int cols, const std::byte* data, size_t bytes)
-    : type_(type), rows_(rows), cols_(cols) {
+void check_order(const std::vector<int32_t>& order, int count) {
+  std::vector<bool> seen(static_cast<size_t>(count), false);
+  if (order.size() != seen.size()) fail("an order of ", count, " inputs got ", order.size());
+  for (int32_t input : order) {
+    if (input < 0 || input >= count || seen[static_cast<size_t>(input)])
+      fail("an order has each of 0..", count - 1, " once, got ", input, " out of range or twice");
+    seen[static_cast<size_t>(input)] = true;
+  }
+}
+
+Weight::Weight(ThreadPool& pool, WeightType type, int rows, int cols, const std::byte* data, size_t bytes,
+               std::vector<int32_t> order)
+    : type_(type), rows_(rows), cols_(cols), order_(std::move(order)) {
   if (rows < 1 || cols < 1) fail("a weight needs rows and columns, got ", rows, " x ", cols);
+  if (!order_.empty()) check_order(order_, cols);
   const int depth = record_inputs(type);
   if (is_quantised(type) && cols % depth != 0)
     fail("a weight in blocks of ", depth, " needs a multiple of ", depth, " columns, got ", cols);

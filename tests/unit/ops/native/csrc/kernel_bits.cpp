@@ -100,9 +100,9 @@ uint64_t hash_of(const Kernels& kernels, Rounding rounding, KvType kv) {
     step.logit_rows = {count - 1};
     program.run(step);
     position += count;
-    const auto* bytes = reinterpret_cast<const unsigned char*>(program.logits_row(0));
+    const auto* bytes = reinterpret_cast<const unsigned char*>(program.logits_row(0).values);
     for (int i = 0; i < 50 * 4; ++i) hash = (hash ^ bytes[i]) * 1099511628211u;
-    if (!(program.logits_row(0)[0] == program.logits_row(0)[0])) std::printf("not a number\n");
+    if (!(program.logits_row(0).values[0] == program.logits_row(0).values[0])) std::printf("not a number\n");
   }
   return hash;
 }
