@@ -7,13 +7,14 @@ tokens for the router to hear of it. Whatever else happens meanwhile ends the gl
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from functools import partial
 from typing import Final, Protocol
 
 import msgspec
 
 from headrace.core.base.events import (
+    Arrive,
     EngineEffect,
     EngineEvent,
     KvChanged,
@@ -29,7 +30,7 @@ from headrace.core.engine.stats import EngineStats
 from headrace.core.router.events import WorkerLoad
 from headrace.core.router.front import PROGRESS_TOKENS
 from headrace.core.telemetry import RequestRecord, Telemetry
-from headrace.core.telemetry.runs import pass_decoding
+from headrace.core.telemetry.runs import pass_decoding, plan_ahead
 from headrace.sim.cores import SharedCores
 from headrace.sim.runtime import SimRuntime
 from headrace.sim.steps import ListedSteps
@@ -38,6 +39,7 @@ from headrace.sim.untold import Run, Untold
 TokenTimes = Mapping[SeqId, Sequence[Ns]]
 NO_TIMES: Final[TokenTimes] = {}
 MAX_STEPS: Final = 4096  # of one glide
+NOTHING: Final = Arrive(())  # stands for the event where sequences end within a glide
 
 
 class Reader(Protocol):
@@ -131,11 +133,14 @@ class SimEngine:
         if way is None:
             return
         num_done = way.num_done(self._runtime.now)
-        if num_done:
+        if num_done and way.ends_ns[num_done - 1] == self._runtime.now:
             self._land(way, num_done)
-        else:
-            self._glide = None
-            self._call_at_end()
+            return
+        self._glide = None
+        if num_done:
+            self._stop_after(way, num_done)
+            self._end_ns = way.ends_ns[num_done]
+        self._call_at_end()
 
     def runs(self, until_ns: Ns) -> list[Run]:
         """Tokens up to then of which its reader has not heard."""
@@ -228,15 +233,27 @@ class SimEngine:
             self._try_to_glide()
             return
         effects: list[EngineEffect] = []
-        changes = way.glide.pass_border(step)
+        changes, last_words = way.glide.pass_border(step)
         if changes:
             effects.append(KvChanged(changes))
+        records: list[RequestRecord] = []
+        if last_words:
+            outline = way.glide.outline
+            self._tell_telemetry(way, step, outline(step), [outline(step + 1)])
+            at_ns = way.ends_ns[step - 1]
+            records = self._telemetry.observe(at_ns, NOTHING, list(last_words.values()))
         times: dict[SeqId, Sequence[Ns]] = {}
-        for seq_id in way.tell_progress(step, self._untold):
+        for index in way.heard_with(step, last_words):
+            seq_id = way.glide.seqs[index].seq_id
+            way.tell_one(index, step, self._untold)
             emit, times[seq_id] = self._untold.take(seq_id)
             effects.append(emit)
+            if index in last_words:
+                effects.append(last_words[index])
+                way.forget(index)
+                self._untold.forget(seq_id)
         if effects:
-            self._reader.hear(way.ends_ns[step - 1], effects, (), times)
+            self._reader.hear(way.ends_ns[step - 1], effects, records, times)
         self._next_border(way, step)
 
     def _land(self, way: "_Way", num_done: int) -> None:
@@ -244,14 +261,28 @@ class SimEngine:
         self._glide = None
         at_ns = way.ends_ns[num_done - 1]
         if num_done > 1:
-            before = way.ends_ns[: num_done - 1]
-            way.tell(num_done - 1, self._untold)
-            plans = way.glide.land(before, way.elapsed_ns)
-            pass_decoding(self._telemetry, before, plans)
-            self._started = deque(plans)
-            self._end, _ = self._steps.outcome(plans[0])
-            self.busy_ns += sum(way.elapsed_ns[1:num_done])
+            self._stop_after(way, num_done - 1)
         self._finish_step(at_ns, way.told_at(num_done))
+
+    def _stop_after(self, way: "_Way", num_done: int) -> None:
+        """So many steps are done, at least one, and the next one runs."""
+        way.tell(num_done, self._untold)
+        plans = way.glide.land(way.ends_ns[:num_done], way.elapsed_ns)
+        self._tell_telemetry(way, num_done, plans[0], plans)
+        self._started = deque(plans)
+        self._end, self._elapsed_ns = self._steps.outcome(plans[0])
+        self.busy_ns += sum(way.elapsed_ns[1 : num_done + 1])
+
+    def _tell_telemetry(
+        self, way: "_Way", num_done: int, last: StepPlan, plans: Sequence[StepPlan]
+    ) -> None:
+        """So many steps are done, of which the last one was like `last`, and `plans` run."""
+        ends_ns = way.ends_ns[way.num_folded : num_done]
+        if ends_ns:
+            pass_decoding(self._telemetry, ends_ns, last, plans)
+            way.num_folded = num_done
+        else:
+            plan_ahead(self._telemetry, plans)
 
 
 class _Way:
@@ -266,6 +297,8 @@ class _Way:
         self.elapsed_ns: list[Ns] = []
         self._steps = steps
         self._told = [0] * len(glide.seqs)  # steps whose tokens are with the untold, or told
+        self.num_folded = 0  # steps of which telemetry knows
+        self._end_steps = set(glide.ends)
         # By step modulo that many: whose reader has had so many tokens that the router hears of it.
         self._progress: dict[int, list[int]] = {}
         for index, seq in enumerate(glide.seqs):
@@ -276,13 +309,14 @@ class _Way:
     def next_border(self, step: int) -> int:
         """The first step after this one with which something is to be done, or the last one."""
         glide, ends_ns, progress = self.glide, self.ends_ns, self._progress
+        end_steps = self._end_steps
         places, size = glide.border_places, glide.block_size
         while step < self.num_steps:
             step += 1
             if step > len(ends_ns):
                 elapsed_ns = self._steps.elapsed_ns(glide.shape(step))
                 self._add(Ns(ends_ns[-1] + elapsed_ns), elapsed_ns)
-            if step % size in places or step % PROGRESS_TOKENS in progress:
+            if step % size in places or step % PROGRESS_TOKENS in progress or step in end_steps:
                 return step
         return self.num_steps
 
@@ -297,15 +331,24 @@ class _Way:
     def tell(self, step: int, untold: Untold) -> None:
         """What everybody has after this step."""
         for index in range(len(self._told)):
-            self._tell(index, step, untold)
+            self.tell_one(index, step, untold)
 
-    def tell_progress(self, step: int, untold: Untold) -> Iterator[SeqId]:
-        """What those have of whom the router hears with this step; who that is."""
-        for index in self._progress.get(step % PROGRESS_TOKENS, ()):
-            self._tell(index, step, untold)
-            yield self.glide.seqs[index].seq_id
+    def heard_with(self, step: int, last_words: Container[int]) -> list[int]:
+        """The places of those of whom a reader hears with this step, in the order of plans."""
+        due = self._progress.get(step % PROGRESS_TOKENS, ())
+        if not last_words:
+            return [index for index in due if self._told[index] < step]
+        return [
+            index
+            for index, told in enumerate(self._told)
+            if index in last_words or (index in due and told < step)
+        ]
 
-    def _tell(self, index: int, step: int, untold: Untold) -> None:
+    def forget(self, index: int) -> None:
+        """It has ended, and there is no more to tell."""
+        self._told[index] = self.num_steps
+
+    def tell_one(self, index: int, step: int, untold: Untold) -> None:
         told = self._told[index]
         if told < step:
             self._told[index] = step
@@ -314,12 +357,12 @@ class _Way:
 
     def load(self, now: Ns) -> WorkerLoad:
         """What the core would show, had it not glided."""
-        kv, num_seqs = self.glide.kv, len(self.glide.seqs)
+        kv = self.glide.kv
         return WorkerLoad(
-            num_running=num_seqs,
+            num_running=self.glide.num_running,
             num_waiting=0,
             num_queued_prefill_tokens=0,
-            num_kv_tokens=self.glide.num_planned + self.num_done(now) * num_seqs,
+            num_kv_tokens=self.glide.num_planned_tokens(self.num_done(now)),
             num_free_blocks=kv.num_free,
             num_cached_blocks=kv.num_cached,
             num_pinned_blocks=kv.num_blocks - kv.num_free - kv.num_cached,
@@ -328,13 +371,13 @@ class _Way:
     def stats(self, stats: EngineStats, now: Ns) -> EngineStats:
         """What the core would say, had it not glided."""
         num_done = self.num_done(now)
-        num_tokens = num_done * len(self.glide.seqs)
+        num_tokens = self.glide.num_done_tokens(num_done)
         return msgspec.structs.replace(
             stats,
             num_steps=stats.num_steps + num_done,
             num_computed_tokens=stats.num_computed_tokens + num_tokens,
             num_prefill_tokens=0,
-            num_kv_tokens=self.glide.num_planned + num_tokens,
+            num_kv_tokens=self.glide.num_planned_tokens(num_done),
         )
 
     def _add(self, end_ns: Ns, elapsed_ns: Ns) -> None:

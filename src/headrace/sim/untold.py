@@ -48,6 +48,10 @@ class Untold:
     def add(self, seq_id: SeqId, tokens: Sequence[int], times_ns: Sequence[Ns]) -> None:
         self._held[seq_id].add(tokens, times_ns)
 
+    def forget(self, seq_id: SeqId) -> None:
+        """It has ended, and all was told."""
+        del self._held[seq_id]
+
     def take(self, seq_id: SeqId) -> Run:
         """All that is held of a sequence, at least one token."""
         held = self._held[seq_id]

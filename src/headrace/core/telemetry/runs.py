@@ -32,15 +32,17 @@ def emit_run(
         life.last_token_ns = Ns(times_ns[-1] + delay_ns)
 
 
-def pass_decoding(telemetry: Telemetry, ends_ns: Sequence[Ns], plans: Sequence[StepPlan]) -> None:
-    """The step that runs, and others of the same sequences after it, ended at these times, with a
-    token for everybody; now `plans` run.
+def pass_decoding(
+    telemetry: Telemetry, ends_ns: Sequence[Ns], last_plan: StepPlan, plans: Sequence[StepPlan]
+) -> None:
+    """The step that runs, and others of the same sequences after it, up to one like `last_plan`,
+    ended at these times, with a token for everybody; now `plans` run.
     """
     first = telemetry._step
     assert first is not None
-    now, running = ends_ns[-1], plans[0]
-    shares = {seq.seq_id: telemetry._share(seq) for seq in running.seqs}
-    last = RunningStep(running, now, shares, telemetry.cost)
+    now = ends_ns[-1]
+    shares = {seq.seq_id: telemetry._share(seq) for seq in last_plan.seqs}
+    last = RunningStep(last_plan, now, shares, telemetry.cost)
     total_ns = now - first.started_ns
     ledger = telemetry._ledger
     prefill_ns, decode_ns = ledger.at(first.started_ns)
@@ -58,9 +60,14 @@ def pass_decoding(telemetry: Telemetry, ends_ns: Sequence[Ns], plans: Sequence[S
         life._token_spent = life._spent.copy()
         life._leave_step(now)
     telemetry._step = None
+    plan_ahead(telemetry, plans)
+    telemetry._start_step(now, plans[0])
+
+
+def plan_ahead(telemetry: Telemetry, plans: Sequence[StepPlan]) -> None:
+    """The first of `plans` runs, as is known already; the others are to follow it."""
     telemetry._ahead.clear()
-    telemetry._ahead.extend(plans)
-    telemetry._start_step(now, telemetry._ahead.popleft())
+    telemetry._ahead.extend(plans[1:])
 
 
 def _note_run(life: Life, times_ns: Sequence[Ns], own_share: float) -> None:
