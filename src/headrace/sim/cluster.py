@@ -174,6 +174,7 @@ class _World:
             seed=cluster.seed,
             is_checked=cluster.is_checked,
             glides=cluster.glides,
+            skips_ticks=cluster.glides and not (cluster.deaths or cluster.faults.happen),
             written=cluster.written,
             shows_plans=observe_plan is not None,
         )
@@ -202,6 +203,10 @@ class _World:
     @property
     def is_over(self) -> bool:
         return not (self._living or self._num_coming)
+
+    @property
+    def is_quiet(self) -> bool:
+        return not self._living
 
     def run(self) -> ClusterReport:
         self._next_arrival()

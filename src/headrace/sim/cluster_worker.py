@@ -100,6 +100,11 @@ class Front(Protocol):
     @property
     def is_over(self) -> bool: ...
 
+    @property
+    def is_quiet(self) -> bool:
+        """No request lives."""
+        ...
+
     message_ns: Ns  # that a message takes
 
     def tell(self, event: FrontEvent, times: TokenTimes = ...) -> None:
@@ -128,6 +133,7 @@ class Habits:
     seed: int
     is_checked: bool
     glides: bool
+    skips_ticks: bool  # of loads, where nothing happens between
     shows_plans: bool
     written: Written | None = None
 
@@ -312,8 +318,20 @@ class SimWorker:
                 load = msgspec.structs.replace(load, num_kv_tokens=float("nan"))
             is_lost = draw < faults.stats_lost
         if not is_lost:
-            self._say(WorkerStats(self.worker_id, load, self._num_received))
-        front.runtime.call_later(self._period_ns, self.tell_load)
+            stats = WorkerStats(self.worker_id, load, self._num_received)
+            front.runtime.tick_later(front.message_ns, partial(self._deliver, stats))
+        front.runtime.tick_later(self._until_next_ns(), self.tell_load)
+
+    def _until_next_ns(self) -> Ns:
+        """A period; where nothing happens for longer, as many as let it be heard once before
+        something does: what is told between says what this one said.
+        """
+        front, period_ns = self._front, self._period_ns
+        next_ns = front.runtime.next_ns
+        if not (self._habits.skips_ticks and front.is_quiet) or next_ns is None:
+            return period_ns
+        quiet_ns = next_ns - front.message_ns - 1 - front.runtime.now
+        return Ns(max(1, quiet_ns // period_ns) * period_ns)
 
     def send_snapshot(self) -> None:
         if not self.is_dead:

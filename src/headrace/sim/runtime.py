@@ -24,19 +24,31 @@ def rare_collections() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
+_Call = tuple[Ns, int, Callable[[], None]]
+
+
 class SimRuntime:
     """Runs calls in order of their time; calls of the same time run in the order they were asked
     for.
+
+    Ticks are calls that come again and again, whatever else happens: where nothing else does,
+    whoever asks for them may look at `next_ns` and leave some out.
     """
 
     def __init__(self) -> None:
         self._now = Ns(0)
         self._num_calls = 0
-        self._calls: list[tuple[Ns, int, Callable[[], None]]] = []
+        self._calls: list[_Call] = []
+        self._ticks: list[_Call] = []
 
     @property
     def now(self) -> Ns:
         return self._now
+
+    @property
+    def next_ns(self) -> Ns | None:
+        """The time of the next call that is no tick; None = there is none."""
+        return self._calls[0][0] if self._calls else None
 
     def call_at(self, at_ns: Ns, call: Callable[[], None]) -> None:
         """Run `call` at `at_ns`; where that is past, after everything else that is due now."""
@@ -46,15 +58,22 @@ class SimRuntime:
     def call_later(self, delay_ns: Ns, call: Callable[[], None]) -> None:
         self.call_at(Ns(self._now + delay_ns), call)
 
+    def tick_later(self, delay_ns: Ns, call: Callable[[], None]) -> None:
+        heappush(self._ticks, (Ns(self._now + delay_ns), self._num_calls, call))
+        self._num_calls += 1
+
     def run(self, *, max_calls: int) -> None:
         """Run until no call is left; more than `max_calls` of them are taken for a world that never
         ends.
         """
-        calls = self._calls
+        calls, ticks = self._calls, self._ticks
         for _ in range(max_calls):
-            if not calls:
-                return
-            self._now, _, call = heappop(calls)
+            if not ticks or (calls and calls[0] < ticks[0]):
+                if not calls:
+                    return
+                self._now, _, call = heappop(calls)
+            else:
+                self._now, _, call = heappop(ticks)
             call()
-        if self._calls:
+        if calls or ticks:
             raise InvariantError("simulation does not end", max_calls=max_calls, now=self._now)

@@ -52,3 +52,17 @@ def test_the_last_allowed_call_is_not_one_too_many() -> None:
     runtime = SimRuntime()
     runtime.call_later(Ns(1), lambda: None)
     runtime.run(max_calls=1)
+
+
+def test_ticks_run_among_calls_and_do_not_count_as_the_next_one() -> None:
+    runtime = SimRuntime()
+    seen: list[str] = []
+    runtime.tick_later(Ns(5), lambda: seen.append("tick"))
+    assert runtime.next_ns is None
+    runtime.call_at(Ns(5), lambda: seen.append("call"))
+    runtime.call_at(Ns(3), lambda: seen.append("first"))
+    runtime.tick_later(Ns(9), lambda: seen.append("last tick"))
+    assert runtime.next_ns == 3
+    runtime.run(max_calls=4)
+    assert seen == ["first", "tick", "call", "last tick"]
+    assert runtime.next_ns is None
