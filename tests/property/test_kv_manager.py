@@ -113,7 +113,7 @@ class KvMachine(RuleBasedStateMachine):
         chain.extend(tokens)
         num_blocks, available = len(chain.names), self.kv.num_available
         matched = self.longest_match(chain, len(tokens))
-        unheld = self.kv.num_matched_unheld(chain, len(tokens))
+        unheld = self.kv.num_unheld_of(chain, self.kv.match(chain, len(tokens)))
         num_known = self.kv.open_load(load_id, chain, num_blocks)
         fits = num_blocks - matched <= available - unheld
         assert num_known == (matched if matched < num_blocks and fits else None)

@@ -333,7 +333,7 @@ class _Way:
         for index in range(len(self._told)):
             self.tell_one(index, step, untold)
 
-    def heard_with(self, step: int, last_words: Container[int]) -> list[int]:
+    def heard_with(self, step: int, last_words: Mapping[int, EngineEffect]) -> list[int]:
         """The places of those of whom a reader hears with this step, in the order of plans."""
         due = self._progress.get(step % PROGRESS_TOKENS, ())
         if not last_words:

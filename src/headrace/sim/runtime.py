@@ -11,7 +11,7 @@ from headrace.core.base.types import Ns
 
 # Of allocations between two looks for garbage that refers to itself, which simulations do not make:
 # looking through a million living blocks would cost a sixth of the time.
-OBJECTS_PER_COLLECTION: Final = 200_000
+OBJECTS_PER_COLLECTION: Final = 2_000_000
 
 
 @contextmanager

@@ -196,7 +196,8 @@ class EngineCore:
         )
         reject = find_fault(spec, self.spec, self.config.scheduler, self._kv, self._scheduler)
         if reject is None:
-            seq = Sequence(spec, self._num_arrived, now, BlockChain(root, self.spec.block_size))
+            chain = BlockChain.of(root, self.spec.block_size, spec.prompt_tokens)
+            seq = Sequence(spec, self._num_arrived, now, chain)
             if self.config.scheduler.early_reject:
                 reject = find_lateness(seq, now, self._scheduler.predict_ttft_ns(seq))
         if reject is not None:
@@ -280,7 +281,9 @@ class EngineCore:
         if seq.ending is not None:
             self._finish(seq, seq.ending, effects)
             return
-        scores = seq.take_scores(share.start, outcome.prompt_logprobs)
+        scores = outcome.prompt_logprobs
+        if scores:
+            scores = seq.take_scores(share.start, scores)
         if sampled or scores:
             effects.append(Emit(seq.seq_id, sampled, outcome.logprobs, scores))
         if sampled:

@@ -77,11 +77,15 @@ class KvManager:
 
     def match(self, chain: BlockChain, limit_tokens: int) -> int:
         """Leading full blocks of `chain` within `limit_tokens` that are known. Changes nothing."""
-        return len(self._match(chain, limit_tokens))
+        if not self.prefix_cache:
+            return 0
+        return self._tree.depth(chain.names, limit_tokens // self.block_size)
 
-    def num_matched_unheld(self, chain: BlockChain, limit_tokens: int) -> int:
-        """Of the matched blocks, those that a reservation would take out of `num_available`."""
-        return sum(node.num_holders == 0 for node in self._match(chain, limit_tokens))
+    def num_unheld_of(self, chain: BlockChain, num_blocks: int) -> int:
+        """Of so many leading blocks, all matched, those that a reservation would take out of
+        `num_available`.
+        """
+        return self._tree.num_unheld_of(chain.names, num_blocks)
 
     def _match(self, chain: BlockChain, limit_tokens: int) -> list[Node]:
         if not self.prefix_cache:

@@ -12,6 +12,7 @@ import struct
 import sys
 from array import array
 from collections.abc import Sequence
+from functools import lru_cache
 from hashlib import sha256
 from typing import Final
 
@@ -20,6 +21,7 @@ NAME_BYTES: Final = 16
 WORD_BYTES: Final = 4  # of a token id
 
 
+@lru_cache(maxsize=64)
 def root_name(model_digest: str, kv_dtype: str, block_size: int, adapter: str, salt: str) -> bytes:
     """The parent of a sequence's first block. Different roots never share a block."""
     digest = sha256()
@@ -44,16 +46,25 @@ def _words(tokens: Sequence[int]) -> bytes:
 class BlockChain:
     """The names of a growing token list's full blocks, each computed once."""
 
-    __slots__ = ("_block_size", "names", "root")
+    __slots__ = ("block_size", "names", "root")
 
     def __init__(self, root: bytes, block_size: int) -> None:
         self.root = root
         self.names: list[bytes] = []
-        self._block_size = block_size
+        self.block_size = block_size
+
+    @classmethod
+    def of(cls, root: bytes, block_size: int, prompt: tuple[int, ...]) -> "BlockChain":
+        """With a prompt's names, which cost nothing where it was named a moment ago: by a front end
+        in the same process, for instance.
+        """
+        chain = cls(root, block_size)
+        chain.names += _prompt_names(root, block_size, prompt)
+        return chain
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Name every full block of `tokens`, of which earlier calls saw a prefix."""
-        size, names = self._block_size, self.names
+        size, names = self.block_size, self.names
         first = len(names) * size
         num_bytes = (len(tokens) - first) // size * size * WORD_BYTES
         if not num_bytes:
@@ -63,3 +74,10 @@ class BlockChain:
         for start in range(0, num_bytes, size * WORD_BYTES):
             parent = sha256(parent + words[start : start + size * WORD_BYTES]).digest()[:NAME_BYTES]
             names.append(parent)
+
+
+@lru_cache(maxsize=16)
+def _prompt_names(root: bytes, block_size: int, prompt: tuple[int, ...]) -> list[bytes]:
+    chain = BlockChain(root, block_size)
+    chain.extend(prompt)
+    return chain.names

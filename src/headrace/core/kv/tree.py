@@ -5,6 +5,7 @@ node can be evicted once its children are gone: leaves first, least recently use
 a counter, not a clock.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heappush
 
@@ -57,6 +58,19 @@ class BlockTree:
 
     def find(self, name: bytes) -> Node | None:
         return self._nodes.get(name)
+
+    def depth(self, names: Sequence[bytes], limit: int) -> int:
+        """How many of the first `limit` of a chain's names are known. Changes nothing.
+
+        Whatever is known has known ancestors, so this need not look at each of them.
+        """
+        nodes = self._nodes
+        return bisect_left(range(min(limit, len(names))), 1, key=lambda i: names[i] not in nodes)
+
+    def num_unheld_of(self, names: Sequence[bytes], depth: int) -> int:
+        """Of the first `depth` blocks of a chain, all known, those that nobody holds: the last."""
+        nodes = self._nodes
+        return depth - bisect_left(range(depth), 1, key=lambda i: nodes[names[i]].num_holders == 0)
 
     def match(self, names: Sequence[bytes]) -> list[Node]:
         """The nodes of the longest known prefix of `names`. Changes nothing."""

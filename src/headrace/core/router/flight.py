@@ -175,7 +175,8 @@ class Flight:
     def known_tokens(self) -> tuple[int, ...]:
         """Of the sequence that has the most."""
         part = max(self._parts.values(), key=lambda part: len(part.output))
-        return (*part.spec.prompt_tokens, *part.output)
+        prompt = part.spec.prompt_tokens
+        return (*prompt, *part.output) if part.output else prompt
 
     # ---- parts
 

@@ -372,7 +372,7 @@ class FrontCore:
             return ()
         of = worker.spec
         root = root_name(of.model_digest, of.kv_dtype, of.block_size, spec.adapter, spec.salt)
-        chain = BlockChain(root, of.block_size)
+        chain = BlockChain.of(root, of.block_size, spec.prompt_tokens)
         chain.extend(tokens)
         return tuple(chain.names)
 

@@ -190,11 +190,12 @@ class Scheduler:
         if len(decoding) > 1:
             decoding.sort(key=queue_key)
         for seq in decoding:
-            has_room = kv.num_held(seq.seq_id) * size > seq.num_planned
-            if has_room and step.budget > 0 and seq.state is State.RUNNING:
-                self._schedule(seq, 1, step)
-            else:
-                self._grow_share(seq, 1, step, now)
+            if seq.state is State.RUNNING and step.budget > 0:
+                block_ids = kv.block_ids(seq.seq_id)
+                if len(block_ids) * size > seq.num_planned:
+                    step.put(share_of(seq, 1, block_ids), is_long=seq.is_long)
+                    continue
+            self._grow_share(seq, 1, step, now)
 
     def _budget(self, decoding: list[Sequence], prompts: list[Sequence]) -> int:
         if not (prompts or self._waiting):
@@ -373,7 +374,7 @@ class Scheduler:
     def _num_needed(self, seq: Sequence) -> int:
         """Blocks that its promise takes out of what is available, now or later."""
         known = self._kv.match(seq.chain, seq.reusable_tokens)
-        unheld = self._kv.num_matched_unheld(seq.chain, seq.reusable_tokens)
+        unheld = self._kv.num_unheld_of(seq.chain, known)
         return self._kv.blocks_for(seq.promised_tokens) - known + unheld
 
     def _num_promised(self, seq: Sequence) -> int:

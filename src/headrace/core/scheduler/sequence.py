@@ -46,6 +46,7 @@ class Sequence:
         "promised_tokens",
         "queue_key",
         "queued_ns",
+        "seq_id",
         "spec",
         "state",
         "tokens",
@@ -53,6 +54,7 @@ class Sequence:
 
     def __init__(self, spec: SeqSpec, order: int, now: Ns, chain: BlockChain) -> None:
         self.spec = spec
+        self.seq_id: SeqId = spec.seq_id
         self.order = order  # of arrival; kept through preemptions
         self.queue_key: tuple[float, int] = (0.0, order)  # its place among its like
         self.queued_ns = now  # when it began to wait, last
@@ -75,10 +77,6 @@ class Sequence:
         self.state = State.WAITING
         self.chain = chain
         chain.extend(self.tokens)
-
-    @property
-    def seq_id(self) -> SeqId:
-        return self.spec.seq_id
 
     @property
     def num_output(self) -> int:
@@ -154,4 +152,5 @@ class Sequence:
 
     def append(self, token: int) -> None:
         self.tokens.append(token)
-        self.chain.extend(self.tokens)
+        if len(self.tokens) % self.chain.block_size == 0:
+            self.chain.extend(self.tokens)

@@ -86,7 +86,7 @@ class Telemetry:
         if isinstance(effect, StartStep):
             self._ahead.append(effect.plan)
             return
-        if isinstance(effect, CallAt | KvChanged) or effect.seq_id is None:
+        if isinstance(effect, (CallAt, KvChanged)) or effect.seq_id is None:
             return
         life = self._lives.get(effect.seq_id)
         if life is None:
@@ -118,8 +118,11 @@ class Telemetry:
             life = self._lives.get(seq_id)
             if life is not None:
                 life.start_step(now)
-        self._step = RunningStep(plan, now, shares, self.cost)
-        self._ledger.start(self._step)
+        self._run(RunningStep(plan, now, shares, self.cost))
+
+    def _run(self, step: RunningStep) -> None:
+        self._step = step
+        self._ledger.start(step)
 
     def _share(self, seq: SeqStep) -> Share:
         life = self._lives.get(seq.seq_id)

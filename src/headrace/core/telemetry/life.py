@@ -160,7 +160,8 @@ class Life:
 
     def emit(self, now: Ns, num_tokens: int) -> None:
         """Tokens were sent. Those of one Emit have gaps of 0 between them."""
-        self.pass_time(now)  # which is none, but for whoever sees no steps
+        if now != self.mark_ns:  # for whoever sees no steps
+            self.pass_time(now)
         if self.last_token_ns is None:
             self.first_token_ns = now
             self._ttft_spent = self._token_spent = self._spent.copy()

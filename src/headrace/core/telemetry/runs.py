@@ -43,6 +43,7 @@ def pass_decoding(
     now = ends_ns[-1]
     shares = {seq.seq_id: telemetry._share(seq) for seq in last_plan.seqs}
     last = RunningStep(last_plan, now, shares, telemetry.cost)
+    is_running = last_plan is plans[0]
     total_ns = now - first.started_ns
     ledger = telemetry._ledger
     prefill_ns, decode_ns = ledger.at(first.started_ns)
@@ -59,9 +60,12 @@ def pass_decoding(
         life._spent[DECODE_INTERFERENCE] += total_ns - own_ns
         life._token_spent = life._spent.copy()
         life._leave_step(now)
-    telemetry._step = None
+        life.is_in_step = is_running
     plan_ahead(telemetry, plans)
-    telemetry._start_step(now, plans[0])
+    if is_running:
+        telemetry._run(last)
+    else:
+        telemetry._start_step(now, plans[0])
 
 
 def plan_ahead(telemetry: Telemetry, plans: Sequence[StepPlan]) -> None:
