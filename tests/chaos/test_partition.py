@@ -44,6 +44,7 @@ from dataclasses import replace
 from pathlib import Path
 from chaos.test_workers import answers, requests, tiny_config
 from headrace.cluster.boot import boot_cluster
+from headrace.core.base.events import Finish
 from headrace.core.config.cluster import ClusterConfig
 
 folder, host = Path(sys.argv[1]), sys.argv[2]
@@ -53,6 +54,11 @@ cluster = ClusterConfig(
     workers=0, listen=f"{host}:7000", secret_file=str(secret), silence_timeout_s=2.0
 )
 booted = boot_cluster(replace(tiny_config(folder), cluster=cluster))
+
+ends = []
+booted.engine.observe(
+    lambda now, event, effects: ends.extend(one for one in effects if isinstance(one, Finish))
+)
 
 def names():
     return sorted(worker.name for worker in booted.engine.workers() if worker.is_ready)
@@ -74,9 +80,13 @@ while (word := sys.stdin.readline().strip()) != "end":
         outputs = [[text, str(reason)] for text, _, reason in answers(booted.text_engine, asked)]
         slowest_s = max(slowest_s, time.monotonic() - began)
         rounds += 1
+    while booted.engine.stats().num_pinned_blocks and time.monotonic() < until + 30:
+        time.sleep(0.05)
     booted.engine.check()
     say(names=names(), rounds=rounds, slowest_s=slowest_s, outputs=outputs,
+        ends=len(ends) - 6 * rounds, pinned=booted.engine.stats().num_pinned_blocks,
         migrations=booted.engine.stats().num_migrations)
+    ends.clear()
 booted.close()
 """
 
@@ -148,11 +158,14 @@ def test_a_partition_of_ten_seconds_costs_no_answer(tmp_path: Path) -> None:
         assert [str(name)[:4] for name in facts["names"]] == ["near"]  # type: ignore[attr-defined]
         assert float(str(facts["slowest_s"])) < 8.0
         assert int(str(facts["migrations"])) > 0
+        # What two workers have computed has one end.
+        assert (facts["ends"], facts["pinned"]) == (0, 0)
         ip("-n", box, "link", "set", "box", "up")
         ask(25)  # it notices within fifteen seconds that it is not heard, and comes again
         facts = hear()
         assert facts["outputs"] == wanted
         assert len(facts["names"]) == 2  # type: ignore[arg-type]
+        assert (facts["ends"], facts["pinned"]) == (0, 0)
         end.stdin.write("end\n")
         end.stdin.flush()
         assert end.wait(30) == 0
