@@ -8,7 +8,7 @@ import asyncio
 import shutil
 import tempfile
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
@@ -142,19 +142,21 @@ def calibration_of(
 
 
 def link_of(times: LoggedTimes) -> Link | None:
-    """By blocks, not bytes: logs do not know how large a block is on its way."""
-    return Link.fit(times.copies) if len(times.copies) >= MIN_COPIES else None
+    """By blocks, not bytes: logs do not know how large a block is on its way. The mean of copies
+    that came between steps of others is kept.
+    """
+    if len(times.copies) < MIN_COPIES:
+        return None
+    line = Line.fit(times.copies)
+    return Link(latency_ns=line.fixed_ns, byte_ns=max(1e-3, line.each_ns))
 
 
 def host_of(times: LoggedTimes, answers: Sequence[Answer], message_ns: float) -> Host:
     """What passes from the client to the engine and back; without clients, from the server on."""
     pairs = matched(times, answers)
     if not pairs:
-        points = [
-            (seq.num_prompt_tokens, max(0.0, seq.arrived_ns - seq.come_ns - message_ns))
-            for seq in map(whole_way, times.requests.values())
-        ]
-        return Host(request=Line.fit(points))
+        line = _in_server(map(whole_way, times.requests.values()), message_ns)
+        return Host(request=line, server=line)
     alone = not_crowded(pairs)
     points = [
         (seq.num_prompt_tokens, max(0.0, seq.arrived_ns - answer.sent_ns - message_ns))
@@ -164,9 +166,20 @@ def host_of(times: LoggedTimes, answers: Sequence[Answer], message_ns: float) ->
     later = [answer.last_token_ns - (seq.last_token_ns or 0) for answer, seq in pairs]
     return Host(
         request=Line.fit(points),
+        server=_in_server((seq for _, seq in alone), message_ns),
         first_token_ns=max(0.0, fmean(first) - message_ns),
         token_ns=max(0.0, fmean(later) - message_ns),
         has_client=True,
+    )
+
+
+def _in_server(seqs: Iterable[SeenRequest], message_ns: float) -> Line:
+    """From the moment at which the server has a request until the engine has it."""
+    return Line.fit(
+        [
+            (seq.num_prompt_tokens, max(0.0, seq.arrived_ns - seq.come_ns - message_ns))
+            for seq in seqs
+        ]
     )
 
 

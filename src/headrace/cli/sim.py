@@ -13,6 +13,7 @@ from headrace.cli.plan_answer import report_provenance, right_aligned
 from headrace.cli.plan_flags import DEFAULT_GPU, DEFAULT_MODEL, LayoutFlags, TargetFlags
 from headrace.cli.plan_fleet_flags import POLICIES
 from headrace.cli.plan_target import check_range, engine_and_cost
+from headrace.cli.sim_cost import provenance_of, with_beyond
 from headrace.cli.sim_flags import SimFlags
 from headrace.cli.sim_load import check_load, half_of_capacity, load_words
 from headrace.cli.sim_progress import showing
@@ -168,7 +169,8 @@ def sim(flags: SimFlags, file: str | None, *, as_json: bool) -> int:
     with showing(tally.add, num_requests) as on_record:
         report = simulate_cluster(cluster, on_record=on_record)
     summary = tally.summary(report)
-    provenance = with_extrapolations(provenance, device)
+    if isinstance(device.cost, WatchedCost):
+        provenance = with_beyond(provenance, device.cost.beyond())
     if as_json:
         figures = {
             **msgspec.to_builtins(summary),
@@ -194,7 +196,9 @@ def device_of(asked: SimAsked) -> tuple[Device, Provenance]:
     if asked.steps:
         return recorded_device(asked.steps)
     if asked.cost:
-        return calibrated_device(asked.cost, asked.sharing)
+        found = read_calibration(Path(asked.cost).expanduser())
+        device = Device.of_calibration(found, sharing=asked.sharing)
+        return device, provenance_of(found, asked.cost, device.sharing)
     target = TargetFlags(
         model=asked.model,
         gpu=asked.gpu,
@@ -206,36 +210,6 @@ def device_of(asked: SimAsked) -> tuple[Device, Provenance]:
     engine, cost = engine_and_cost(target, LayoutFlags(tp=asked.tp))
     device = Device.of_data_sheet(cost, block_size=asked.block_size)
     return device, engine.provenance(cost, concurrency=1, context_tokens=1)
-
-
-def calibrated_device(file: str, sharing: int | None) -> tuple[Device, Provenance]:
-    """A machine that `headrace calibrate` has measured."""
-    found = read_calibration(Path(file).expanduser())
-    device = Device.of_calibration(found, sharing=sharing)
-    error = found.held_out
-    sources = [
-        f"{file}: {found.source} on {found.machine}",
-        f"relative error of {error.num_steps} steps held out: {error.mean:.1%} on average,"
-        f" p95 {error.p95:.1%}, all together {error.bias:+.1%}",
-        f"{device.sharing} workers share the cores of each machine",
-    ]
-    if not found.host.has_client:
-        sources.append("the way from clients to the server and back is not in it")
-    if found.kv_link is None:
-        sources.append("copies of KV between workers were not seen: they take the link's latency")
-    beyond: tuple[str, ...] = ()
-    if device.sharing > found.seen.num_workers:
-        most = found.seen.num_workers
-        beyond = (f"{device.sharing} workers on one machine: seen up to {most} in a step at once",)
-    return device, Provenance(kind="calibrated", sources=tuple(sources), extrapolates=beyond)
-
-
-def with_extrapolations(provenance: Provenance, device: Device) -> Provenance:
-    """With what the run asked of a calibration that it had not seen."""
-    if not isinstance(device.cost, WatchedCost) or device.seen is None:
-        return provenance
-    beyond = (*provenance.extrapolates, *device.seen.beyond(device.cost.largest))
-    return msgspec.structs.replace(provenance, extrapolates=beyond)
 
 
 def recorded_device(log: str) -> tuple[Device, Provenance]:

@@ -6,7 +6,7 @@ from cyclopts import App, Parameter
 
 from headrace.cli.flags import Json
 from headrace.cli.sim_flags import SimFlags
-from headrace.cli.sim_whatif_flags import SloFlags, WhatIfFlags
+from headrace.cli.sim_whatif_flags import MachineFlags, SloFlags, WhatIfFlags
 
 Like = Annotated[
     str,
@@ -49,6 +49,7 @@ def run(
     *,
     seed: Annotated[int, Parameter(help="of what the router draws")] = 0,
     like: Like = "",
+    machine: MachineFlags | None = None,
     limits: SloFlags | None = None,
     json: Json = False,
 ) -> int:
@@ -60,7 +61,8 @@ def run(
     from headrace.cli.sim_run import run as command
     from headrace.cli.sim_whatif import slo_of
 
-    return command(log, slo_of(limits or SloFlags()), like=like, seed=seed, as_json=json)
+    slo = slo_of(limits or SloFlags())
+    return command(log, slo, machine or MachineFlags(), like=like, seed=seed, as_json=json)
 
 
 @sim.command
@@ -70,6 +72,7 @@ def whatif(
     *,
     like: Like = "",
     flags: WhatIfFlags | None = None,
+    machine: MachineFlags | None = None,
     limits: SloFlags | None = None,
     json: Json = False,
 ) -> int:
@@ -79,5 +82,5 @@ def whatif(
     from headrace.cli.sim_whatif import slo_of
     from headrace.cli.sim_whatif import whatif as command
 
-    slo = slo_of(limits or SloFlags())
-    return command(log, flags or WhatIfFlags(), slo, like=like, as_json=json)
+    slo, asked = slo_of(limits or SloFlags()), flags or WhatIfFlags()
+    return command(log, asked, slo, machine or MachineFlags(), like=like, as_json=json)

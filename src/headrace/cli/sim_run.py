@@ -5,28 +5,45 @@ from typing import Any
 import msgspec
 
 from headrace.cli.output import print_json, print_table, report_error, report_note
+from headrace.cli.plan_answer import report_provenance
+from headrace.cli.sim_cost import machine_of, with_beyond
 from headrace.cli.sim_log import is_recording, load_recording, notes_on, path_of
 from headrace.cli.sim_tables import figure_table, miss_table
+from headrace.cli.sim_whatif_flags import MachineFlags
+from headrace.core.base.errors import ConfigError
 from headrace.core.base.request import Slo
 from headrace.core.engine.trace import Frame
 from headrace.core.workload.recording import Recording
 from headrace.live.event_log import EventLogReader
+from headrace.plan.engines import Provenance
 from headrace.sim.compare import Run, compare, misses
 from headrace.sim.outcomes import recorded_outcomes
 from headrace.sim.recorded import Rerun, rerun
 from headrace.sim.whatif import Trial, default_slo, run_trial, span_s
 
 
-def run(log: str, slo: Slo, *, like: str = "", seed: int, as_json: bool) -> int:
+def run(
+    log: str, slo: Slo, flags: MachineFlags, *, like: str = "", seed: int, as_json: bool
+) -> int:
     """Exit code 1 where an event log is decided otherwise than recorded."""
     if is_recording(path_of(log)):
         recording = load_recording(log, like)
-        return _run_recording(recording, Trial(slo=slo, seed=seed), as_json=as_json)
+        machine = machine_of(flags, log, like, recording)
+        trial = Trial(slo=slo, seed=seed, machine=machine.calibration, sharing=machine.sharing)
+        return _run_recording(recording, trial, machine.provenance, as_json=as_json)
+    if flags != MachineFlags():
+        raise ConfigError(
+            "an event log is decided again with the times that its steps took",
+            hint="leave out --cost and --sharing, or ask `headrace sim whatif`",
+        )
     return _run_events(log, as_json=as_json)
 
 
-def _run_recording(recording: Recording, trial: Trial, *, as_json: bool) -> int:
+def _run_recording(
+    recording: Recording, trial: Trial, provenance: Provenance, *, as_json: bool
+) -> int:
     simulated = run_trial(recording, trial)
+    provenance = with_beyond(provenance, simulated.beyond)
     length_s = span_s(recording)
     was = Run(
         outcomes=(recorded_outcomes(recording, default_slo(recording, trial)),), span_s=length_s
@@ -42,6 +59,7 @@ def _run_recording(recording: Recording, trial: Trial, *, as_json: bool) -> int:
                 "misses": msgspec.to_builtins(changed),
                 "trace_hash": simulated.trace_hash,
                 "notes": notes_on(recording),
+                "provenance": msgspec.to_builtins(provenance),
             }
         )
         return 0
@@ -51,6 +69,7 @@ def _run_recording(recording: Recording, trial: Trial, *, as_json: bool) -> int:
         print_table(miss_table(changed, ("recorded", "simulated")))
     for note in notes_on(recording):
         report_note(note)
+    report_provenance(provenance)
     return 0
 
 

@@ -6,10 +6,12 @@ from typing import Any, Final
 import msgspec
 
 from headrace.cli.output import print_json, print_table, report_note
+from headrace.cli.plan_answer import report_provenance
 from headrace.cli.plan_target import check_range
+from headrace.cli.sim_cost import Machine, machine_of, with_beyond
 from headrace.cli.sim_log import load_recording, notes_on
 from headrace.cli.sim_tables import figure_table, miss_table
-from headrace.cli.sim_whatif_flags import SloFlags, WhatIfFlags
+from headrace.cli.sim_whatif_flags import MachineFlags, SloFlags, WhatIfFlags
 from headrace.core.base.errors import ConfigError
 from headrace.core.base.request import Slo
 from headrace.core.config.settings import SETTINGS
@@ -45,14 +47,26 @@ def slo_of(flags: SloFlags) -> Slo:
     return Slo(**stated)
 
 
-def whatif(log: str, flags: WhatIfFlags, slo: Slo, *, like: str = "", as_json: bool) -> int:
+def whatif(
+    log: str,
+    flags: WhatIfFlags,
+    slo: Slo,
+    machine_flags: MachineFlags,
+    *,
+    like: str = "",
+    as_json: bool,
+) -> int:
     changes = changes_of(flags)
     recording = load_recording(log, like)
-    was, before, after = _runs(recording, changes, flags, slo)
+    machine = machine_of(machine_flags, log, like, recording)
+    was, before, after = _runs(recording, changes, flags, slo, machine)
+    beyond = {words for run in (before, after) for one in run.outcomes for words in one.beyond}
+    provenance = with_beyond(machine.provenance, beyond)
     found, changed = compare(before, after, seed=flags.seed), misses(before, after)
     as_recorded = figures(was)
     if as_json:
-        print_json(_answer(recording, changes, flags, as_recorded, found, changed))
+        answer = _answer(recording, changes, flags, as_recorded, found, changed)
+        print_json({**answer, "provenance": msgspec.to_builtins(provenance)})
         return 0
     columns = ("recorded", "simulated", "asked")
     num = len(recording.requests)
@@ -63,6 +77,7 @@ def whatif(log: str, flags: WhatIfFlags, slo: Slo, *, like: str = "", as_json: b
     report_note(INTERVALS + (f", {flags.seeds} seeds" if flags.seeds > 1 else ""))
     for note in notes_on(recording):
         report_note(note)
+    report_provenance(provenance)
     return 0
 
 
@@ -112,14 +127,24 @@ def _size(flag: str, text: str | None) -> int | None:
 
 
 def _runs(
-    recording: Recording, changes: Changes, flags: WhatIfFlags, slo: Slo
+    recording: Recording, changes: Changes, flags: WhatIfFlags, slo: Slo, machine: Machine
 ) -> tuple[Run, Run, Run]:
     """As it was; simulated as it was; simulated as asked."""
     length_s, price = span_s(recording, flags.speed), flags.price or 0.0
     seeds = range(flags.seed, flags.seed + flags.seeds)
 
     def simulated(what: Changes) -> Run:
-        trials = [Trial(changes=what, slo=slo, speed=flags.speed, seed=seed) for seed in seeds]
+        trials = [
+            Trial(
+                changes=what,
+                slo=slo,
+                speed=flags.speed,
+                seed=seed,
+                machine=machine.calibration,
+                sharing=machine.sharing,
+            )
+            for seed in seeds
+        ]
         outcomes = tuple(run_trial(recording, trial) for trial in trials)
         return Run(outcomes=outcomes, span_s=length_s, price_per_hour=price)
 

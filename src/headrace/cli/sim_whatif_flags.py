@@ -1,4 +1,4 @@
-"""The flags of `headrace sim whatif`. None = as it was recorded."""
+"""The flags of `headrace sim run` and `sim whatif`. None = as it was recorded."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -6,7 +6,8 @@ from typing import Annotated
 from cyclopts import Group, Parameter
 
 _WORKERS = Group("Otherwise than recorded", sort_key=1)
-_JUDGED = Group("Limits and figures", sort_key=2)
+_MACHINE = Group("What steps take", sort_key=2)
+_JUDGED = Group("Limits and figures", sort_key=3)
 
 
 def _flag(group: Group, text: str) -> Parameter:
@@ -22,6 +23,19 @@ class SloFlags:
     slo_itl_ms: Annotated[float | None, _flag(_JUDGED, "limit of every gap")] = None
     slo_tpot_ms: Annotated[float | None, _flag(_JUDGED, "TPOT limit")] = None
     slo_e2e_ms: Annotated[float | None, _flag(_JUDGED, "E2E limit")] = None
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class MachineFlags:
+    """What steps take; without these, what the log itself says."""
+
+    cost: Annotated[
+        str | None, _flag(_MACHINE, "file of `headrace calibrate`, whose machine serves")
+    ] = None
+    sharing: Annotated[
+        int | None, _flag(_MACHINE, "workers that share such a machine; as it was calibrated")
+    ] = None
 
 
 @Parameter(name="*")

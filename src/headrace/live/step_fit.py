@@ -2,7 +2,8 @@
 of the same traffic.
 
 The scheduler learns what the device takes (`core/cost/learned.py`), which is what its policies ask;
-a simulation asks from which moment to which.
+a simulation asks from which moment to which, and for the mean of steps of which some are held up:
+errors count relative to an earlier fit, not to what noise made of a step.
 """
 
 import threading
@@ -13,7 +14,12 @@ from headrace.core.base.events import EngineEffect, EngineEvent, StartStep, Step
 from headrace.core.base.plan import StepPlan
 from headrace.core.base.types import Ns, StepId
 from headrace.core.cost.fitted import FittedCostModel, OnlineFit
-from headrace.core.cost.learned import DECODE_STEPS_PER_SAMPLE, HALF_LIFE, MIN_SAMPLES
+from headrace.core.cost.learned import (
+    DECODE_STEPS_PER_SAMPLE,
+    HALF_LIFE,
+    MIN_SAMPLES,
+    SAMPLES_PER_FIT,
+)
 from headrace.core.cost.model import StepShape
 
 NAME: Final = "fitted to recorded steps, as their driver saw them"
@@ -26,6 +32,8 @@ class StepFit:
         self._first = first
         self._lock = threading.Lock()  # over the fit
         self._fit = OnlineFit(prior=first, half_life=HALF_LIFE)
+        self._scale = first  # an earlier fit
+        self._next_scale_at = MIN_SAMPLES
         self._started: dict[StepId, tuple[StepPlan, Ns]] = {}
         self._ended_ns = Ns(0)  # the last step
 
@@ -53,5 +61,9 @@ class StepFit:
     def _learn(self, plan: StepPlan, elapsed_ns: Ns) -> None:
         is_like_others = len(plan.seqs) == plan.num_tokens and self._fit.num_samples > MIN_SAMPLES
         if not is_like_others or plan.step_id % DECODE_STEPS_PER_SAMPLE == 0:
+            shape = StepShape.of(plan)
             with self._lock:
-                self._fit.add(StepShape.of(plan), elapsed_ns)
+                self._fit.add(shape, elapsed_ns, self._scale.step_ns(shape))
+                if self._fit.num_samples >= self._next_scale_at:
+                    self._scale = self._fit.fit(NAME)
+                    self._next_scale_at = self._fit.num_samples + SAMPLES_PER_FIT

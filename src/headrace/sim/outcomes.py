@@ -39,6 +39,7 @@ class Outcomes:
         self.num_preemptions = 0
         self.end_s = 0.0
         self.trace_hash = ""
+        self.beyond: set[str] = set()  # what of its steps was never measured, in words
 
     def __len__(self) -> int:
         return len(self.good)

@@ -13,7 +13,7 @@ from headrace.core.base.request import Slo
 from headrace.core.base.worker import Role
 from headrace.core.config.cluster import ClusterConfig
 from headrace.core.config.schema import RouterConfig, SchedulerConfig, WorkerConfig
-from headrace.core.cost.calibration import Calibration, Host, SeenShapes
+from headrace.core.cost.calibration import Calibration, Host
 from headrace.core.cost.datasheet import DataSheetCostModel
 from headrace.core.cost.fitted import FittedCostModel, Link
 from headrace.core.cost.model import CostModel
@@ -42,7 +42,6 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     sharing: int = 1  # workers on the cores of one machine
     slow_down: tuple[float, ...] = ()  # by how many of them are in a step
     kv_link: Link | None = None
-    seen: SeenShapes | None = None  # beyond which `cost` extrapolates
 
     @classmethod
     def of_data_sheet(
@@ -79,7 +78,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     def of_calibration(cls, found: Calibration, *, sharing: int | None = None) -> "Device":
         """Without a number, as many workers share a machine as did when it was calibrated."""
         return cls(
-            cost=WatchedCost(found.steps),
+            cost=WatchedCost(found.steps, found.seen.largest),
             believed=found.believed,
             num_blocks=found.spec.num_blocks,
             block_size=found.spec.block_size,
@@ -90,7 +89,6 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
             sharing=sharing or found.num_workers,
             slow_down=found.slow_down,
             kv_link=found.kv_link,
-            seen=found.seen,
         )
 
     def pool(self, num_workers: int, role: Role, scheduler: SchedulerConfig) -> Pool:

@@ -11,14 +11,15 @@ from headrace.core.cost.model import CostModel, StepShape
 class WatchedCost:
     """The CostModel that it is given, watched."""
 
-    def __init__(self, cost: CostModel) -> None:
+    def __init__(self, cost: CostModel, seen: StepShape | None) -> None:
+        """`seen` holds the largest figures that were measured, where somebody knows them."""
         self._cost = cost
+        self._seen = seen
         self._largest = [0] * len(StepShape.__struct_fields__)
 
-    @property
-    def largest(self) -> StepShape:
-        """Each figure by itself."""
-        return StepShape(*self._largest)
+    def beyond(self) -> list[str]:
+        """In words, what it was asked for that was not measured."""
+        return [] if self._seen is None else StepShape(*self._largest).beyond(self._seen)
 
     def step_ns(self, shape: StepShape) -> Ns:
         for place, figure in enumerate(msgspec.structs.astuple(shape)):

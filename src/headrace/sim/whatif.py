@@ -14,6 +14,7 @@ from headrace.core.base.types import NS_PER_S
 from headrace.core.base.worker import Role
 from headrace.core.config.cluster import ClusterConfig
 from headrace.core.config.schema import RouterConfig, SchedulerConfig
+from headrace.core.cost.calibration import Calibration, Host
 from headrace.core.cost.fitted import FittedCostModel, Link
 from headrace.core.telemetry.fold import merge_slo
 from headrace.core.workload.recording import PoolFacts, Recording
@@ -22,6 +23,7 @@ from headrace.sim.cluster_worker import Pool
 from headrace.sim.outcomes import Outcomes
 from headrace.sim.tiers import Tier
 from headrace.sim.traffic import VOCAB, RecordedSource
+from headrace.sim.watched import WatchedCost
 
 MEMORY_LINK: Final = "memory"  # between workers of one machine, as cost models call it
 DISK_LINK: Final = "disk"
@@ -73,6 +75,8 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     slo: Slo = Slo()
     speed: float = 1.0
     seed: int = 0
+    machine: Calibration | None = None  # that serves, instead of what the recording knows of it
+    sharing: int | None = None  # workers that share such a machine; None = as it was calibrated
 
 
 def default_slo(recording: Recording, trial: Trial) -> Slo:
@@ -88,13 +92,13 @@ def build_trial(recording: Recording, trial: Trial, source: RecordedSource) -> C
             "that are simulated",
             hint="sim whatif --speed lets requests come sooner after each other",
         )
-    pools = pools_of(recording, changes)
+    pools = pools_of(recording, trial)
     router = begin.router
     is_alone = begin.is_alone and sum(pool.num_workers for pool in pools) == 1
     if begin.is_alone:
         router = replace(router, kv_link=MEMORY_LINK)
     router = replace(router, policy=changes.policy or router.policy, seed=router.seed + trial.seed)
-    return Cluster(
+    cluster = Cluster(
         pools=pools,
         source=source,
         written=source.written,
@@ -104,10 +108,20 @@ def build_trial(recording: Recording, trial: Trial, source: RecordedSource) -> C
             handoff_ms=begin.handoff_ms,
             max_migrations=begin.max_migrations,
         ),
-        link=_link(router, pools, changes),
+        link=_link(router, pools, trial),
         default_slo=default_slo(recording, trial),
         message_ms=0.0 if is_alone else MESSAGE_MS,
         seed=trial.seed,
+    )
+    machine = trial.machine
+    if machine is None:
+        return cluster
+    return replace(
+        cluster,
+        # Recorded times are the server's: clients are not among them.
+        host=Host(request=machine.host.server),
+        sharing=trial.sharing or machine.num_workers,
+        slow_down=machine.slow_down,
     )
 
 
@@ -117,13 +131,19 @@ def run_trial(recording: Recording, trial: Trial) -> Outcomes:
     outcomes = Outcomes(len(recording.requests))
     report = simulate_cluster(cluster, on_record=outcomes.add)
     outcomes.note(report)
+    outcomes.beyond = {
+        words
+        for pool in cluster.pools
+        if isinstance(pool.cost, WatchedCost)
+        for words in pool.cost.beyond()
+    }
     return outcomes
 
 
 # ---- workers
 
 
-def pools_of(recording: Recording, changes: Changes) -> tuple[Pool, ...]:
+def pools_of(recording: Recording, trial: Trial) -> tuple[Pool, ...]:
     """Those that were there at the end, when most was known of them."""
     if not recording.pools or not recording.pools[-1].pools:
         raise ConfigError(
@@ -132,20 +152,20 @@ def pools_of(recording: Recording, changes: Changes) -> tuple[Pool, ...]:
         )
     facts = {pool.role: pool for pool in recording.pools[-1].pools}
     known = max(facts.values(), key=lambda pool: pool.cost.num_samples)
-    numbers = changes.num_by_role or {role: pool.num_workers for role, pool in facts.items()}
+    numbers = trial.changes.num_by_role or {role: pool.num_workers for role, pool in facts.items()}
     if not numbers.get(Role.MIXED) and not numbers.get(Role.DECODE):
         raise ConfigError(
             "there must be workers that decode", hint="say --workers N, or --prefill and --decode"
         )
     return tuple(
-        _pool(facts.get(role, known), role, number, changes)
+        _pool(facts.get(role, known), role, number, trial)
         for role, number in numbers.items()
         if number
     )
 
 
-def _pool(facts: PoolFacts, role: Role, num_workers: int, changes: Changes) -> Pool:
-    spec = facts.spec
+def _pool(facts: PoolFacts, role: Role, num_workers: int, trial: Trial) -> Pool:
+    spec, changes, machine = facts.spec, trial.changes, trial.machine
     num_blocks = changes.kv_blocks or spec.num_blocks
     config = replace(facts.config, scheduler=_scheduler(facts.config.scheduler, changes))
     return Pool(
@@ -158,9 +178,11 @@ def _pool(facts: PoolFacts, role: Role, num_workers: int, changes: Changes) -> P
             max_model_len=min(spec.max_model_len, num_blocks * spec.block_size),
             vocab_size=VOCAB,
         ),
-        cost=facts.cost,
-        believed=facts.cost,
-        kv_block_bytes=facts.kv_block_bytes,
+        cost=WatchedCost(facts.cost, facts.cost.largest)
+        if machine is None
+        else WatchedCost(machine.steps, machine.seen.largest),
+        believed=facts.cost if machine is None else machine.believed,
+        kv_block_bytes=facts.kv_block_bytes or int(_has_copies(machine)),
         publishes_kv=facts.config.kv.prefix_cache,
         tiers=_tiers(facts, changes),
     )
@@ -201,9 +223,19 @@ def _scheduler(recorded: SchedulerConfig, changes: Changes) -> SchedulerConfig:
     return replace(recorded, **asked)
 
 
-def _link(router: RouterConfig, pools: tuple[Pool, ...], changes: Changes) -> Link:
-    if changes.kv_link_gb_s is not None:
-        return Link(latency_ns=KV_LINK.latency_ns, byte_ns=1.0 / changes.kv_link_gb_s)
+def _has_copies(machine: Calibration | None) -> bool:
+    return machine is not None and machine.kv_link is not None
+
+
+def _link(router: RouterConfig, pools: tuple[Pool, ...], trial: Trial) -> Link:
+    gb_s, machine = trial.changes.kv_link_gb_s, trial.machine
+    if gb_s is not None:
+        return Link(latency_ns=KV_LINK.latency_ns, byte_ns=1.0 / gb_s)
+    if machine is not None and machine.kv_link is not None:
+        per_block = machine.kv_link
+        return Link(
+            latency_ns=per_block.latency_ns, byte_ns=per_block.byte_ns / pools[0].kv_block_bytes
+        )
     return pools[0].believed.links.get(router.kv_link, KV_LINK)
 
 

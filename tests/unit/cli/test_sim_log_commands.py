@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace as replace_spec
 
 from headrace.adapters.executors.sim import FakeSteps
 from headrace.cli.app import run as run_line
@@ -15,11 +16,15 @@ from headrace.cli.sim_log import load_recording
 from headrace.core.base.errors import ConfigError
 from headrace.core.base.events import Emit
 from headrace.core.config.schema import SchedulerConfig
+from headrace.core.cost.calibration import Host, Line
+from headrace.core.cost.fitted import FittedCostModel
 from headrace.core.engine.trace import Frame
+from headrace.live.cost_file import write_calibration
 from headrace.live.event_log import EventLogReader, EventLogWriter
+from support.calibrations import SPEC, calibration_of, write_log
 from support.fake_device import LinearCost
 from support.live import Ear, ManualExecutor, live_engine, seq_spec, worker_spec
-from support.recordings import line, lines_of, pool
+from support.recordings import COST, line, lines_of, pool
 
 
 @pytest.fixture
@@ -131,6 +136,76 @@ def test_what_was_put_aside_of_the_same_recording_is_read_too(log: Path) -> None
     assert len(load_recording(str(log)).requests) == 30
     older.write_bytes(older.read_bytes().replace(b'"recording_id":"r"', b'"recording_id":"q"'))
     assert len(load_recording(str(log)).requests) == 12
+
+
+# ---- whose step times
+
+
+def test_a_calibrated_machine_serves_recorded_traffic(
+    log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its steps, its way from the server to the engine, and its cores, which two workers share."""
+    slow = FittedCostModel(
+        name="slow",
+        knot_ns=tuple(2.0 * ns for ns in COST.knot_ns),
+        seq_ns=0.0,
+        logit_row_ns=0.0,
+        attention_pair_ns=0.0,
+        kv_token_ns=0.0,
+    )
+    host = Host(request=Line(9e9), server=Line(3e6), first_token_ns=9e9, has_client=True)
+    file = tmp_path / "cost.json"
+    write_calibration(
+        file, calibration_of(steps=slow, believed=slow, host=host, slow_down=(1.0, 2.0))
+    )
+    before = answer(capsys, "run", log)["figures"]["ttft_ms_mean"]["after"]
+    found = answer(capsys, "run", log, "--cost", file)
+    assert found["figures"]["ttft_ms_mean"]["after"] == pytest.approx(2 * before + 3.0, rel=0.05)
+    assert found["provenance"]["kind"] == "calibrated"
+    assert any("2 workers share" in one for one in found["provenance"]["sources"])
+
+    asked = ("whatif", log, "--cost", file, "--workers", 2, "--policy", "round_robin")
+    shared = answer(capsys, *asked, "--speed", 4)["figures"]["ttft_ms_mean"]["after"]
+    apart = answer(capsys, *asked, "--speed", 4, "--sharing", 1)["figures"]["ttft_ms_mean"]["after"]
+    assert shared > 1.2 * apart
+    crowd = answer(capsys, *asked, "--sharing", 3)["provenance"]["extrapolates"]
+    assert crowd[0] == "3 workers on one machine: seen up to 2 in a step at once"
+
+
+def test_an_event_log_tells_what_its_own_steps_take(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "events.log"
+    write_log(path, come_ns=30_000_000)
+    found = answer(capsys, "whatif", path, "--step-tokens", 4096)
+    figures = found["figures"]
+    for name in ("ttft_ms_mean", "ttft_ms_p99", "tpot_ms_mean", "e2e_ms_mean"):
+        assert figures[name]["before"] == pytest.approx(found["recorded"][name], rel=0.03), name
+    assert found["provenance"]["kind"] == "calibrated"
+    assert "steps of its own" in found["provenance"]["sources"][0]
+    # The log's steps have at most 512 tokens.
+    assert any("tokens: seen up to" in one for one in found["provenance"]["extrapolates"])
+    assert not answer(capsys, "whatif", path)["provenance"]["extrapolates"]
+
+
+def test_a_recording_says_whose_steps_it_takes(
+    log: Path, events: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = answer(capsys, "run", log)["provenance"]
+    assert found["kind"] == "recorded"
+    assert found["sources"] == [
+        "1 mixed workers, each with a machine like the recorded one's: 100 recorded steps, as their"
+        " driver saw them"
+    ]
+    file = tmp_path / "cost.json"
+    other = replace_spec(SPEC, model_digest="11" * 32)
+    write_calibration(file, calibration_of(spec=other))
+    beyond = answer(capsys, "run", log, "--cost", file)["provenance"]["extrapolates"]
+    assert "another model was calibrated than was recorded" in beyond
+    with pytest.raises(ConfigError, match="decided again"):
+        run_line(["sim", "run", str(events), "--cost", str(file)])
+    with pytest.raises(ConfigError, match="--cost FILE"):
+        run_line(["sim", "whatif", str(log), "--sharing", "2"])
 
 
 def test_a_cut_recording_says_so(log: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -175,6 +175,20 @@ def test_steps_take_what_their_driver_saw() -> None:
     assert cost.step_ns(StepShape.of(plan)) == pytest.approx(2_000_000, rel=0.02)
 
 
+def test_the_mean_of_steps_of_which_some_are_held_up_is_kept() -> None:
+    """One step in five takes ten times as long as the others."""
+    fit, now = StepFit(FittedCostModel.prior()), 0
+    seqs = (SeqStep(SeqId(0), 0, (1,) * 64, (BlockId(0),), SampleSpec(SamplingParams(), 64)),)
+    for number in range(600):
+        step = StepPlan(StepId(number), seqs)
+        fit.observe(Ns(now), StepFailed(StepId(-1), ""), (StartStep(step),))
+        now += 50_000_000 if number % 5 == 0 else 5_000_000
+        fit.observe(Ns(now), StepDone(StepResult(step.step_id, (), Ns(1_000_000))), ())
+    cost = fit.cost()
+    assert cost.step_ns(StepShape.of(StepPlan(StepId(0), seqs))) == pytest.approx(14e6, rel=0.1)
+    assert cost.largest == StepShape.of(StepPlan(StepId(0), seqs))
+
+
 def test_the_limits_of_a_request_that_states_none() -> None:
     config = TelemetryConfig(slo_ttft_ms=0, slo_itl_ms=7.0)
     assert config.slo == Slo(ttft_ms=None, itl_ms=7.0)

@@ -47,6 +47,7 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     """What passes outside of steps, in a request's life."""
 
     request: Line = Line()  # sent by the client (or come, where it told nothing) to the engine
+    server: Line = Line()  # of that, from the moment at which the server has it
     first_token_ns: float = 0.0  # from the engine's word to the client, its headers before it
     token_ns: float = 0.0  # the same of later tokens
     has_client: bool = False  # whether clients told their times
@@ -57,16 +58,6 @@ class SeenShapes(msgspec.Struct, frozen=True):
 
     largest: StepShape
     num_workers: int  # in a step at the same time
-
-    def beyond(self, largest: StepShape) -> list[str]:
-        """In words, what of these figures was never seen."""
-        found = []
-        for name, most in msgspec.structs.asdict(largest).items():
-            seen = getattr(self.largest, name)
-            if most > seen:
-                what = name.removeprefix("num_").replace("_", " ")
-                found.append(f"steps of {most} {what}: seen up to {seen}")
-        return found
 
 
 class HeldOut(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,6 +97,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         if self.num_workers < 1:
             raise ValueError(f"num_workers is {self.num_workers}")
         host = self.host
-        times = (*msgspec.structs.astuple(host.request), host.first_token_ns, host.token_ns)
+        lines = (*msgspec.structs.astuple(host.request), *msgspec.structs.astuple(host.server))
+        times = (*lines, host.first_token_ns, host.token_ns)
         if any(not 0.0 <= time <= 1e12 for time in times):
             raise ValueError("times of the host must be between 0 and 1e12 ns")

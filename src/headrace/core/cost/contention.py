@@ -5,7 +5,8 @@ with 1 / slow_down[k - 1] of its speed. Both are fitted in turns: the work from 
 the speeds from times and work.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from functools import reduce
 from typing import Final
 
 import msgspec
@@ -69,7 +70,7 @@ def fit_steps(steps: Sequence[TimedStep], name: str = "calibrated") -> StepFit:
         cost=cost,
         slow_down=slow_down,
         host_share=max(0.0, 1.0 - device_ns / max(1, whole_ns)),
-        seen=SeenShapes(largest_of(step.shape for step in steps), len(slow_down)),
+        seen=SeenShapes(reduce(StepShape.or_more, (step.shape for step in steps)), len(slow_down)),
         held_out=held_out,
     )
 
@@ -94,14 +95,6 @@ def times_by_company(steps: Sequence[TimedStep]) -> list[list[float]]:
         else:
             active.discard(place)
     return times
-
-
-def largest_of(shapes: Iterable[StepShape]) -> StepShape:
-    """Each figure by itself."""
-    largest = [0, 0, 0, 0, 0]
-    for shape in shapes:
-        largest = [max(a, b) for a, b in zip(largest, msgspec.structs.astuple(shape), strict=True)]
-    return StepShape(*largest)
 
 
 _Timed = tuple[StepShape, list[float]]

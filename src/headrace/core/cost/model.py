@@ -37,6 +37,25 @@ class StepShape(msgspec.Struct, frozen=True):
         logits = n if seq.prompt_logprobs is not None else int(seq.sample is not None)
         return StepShape(n, 1, logits, n * start + n * (n + 1) // 2, start + n)
 
+    def or_more(self, other: "StepShape") -> "StepShape":
+        """Each figure as large as the larger of both."""
+        return StepShape(
+            max(self.num_tokens, other.num_tokens),
+            max(self.num_seqs, other.num_seqs),
+            max(self.num_logit_rows, other.num_logit_rows),
+            max(self.num_attention_pairs, other.num_attention_pairs),
+            max(self.num_kv_tokens, other.num_kv_tokens),
+        )
+
+    def beyond(self, seen: "StepShape") -> list[str]:
+        """In words, which figures are more than a twentieth larger than those that were seen."""
+        found = []
+        for name, most in msgspec.structs.asdict(self).items():
+            if most > 1.05 * (limit := getattr(seen, name)):
+                what = name.removeprefix("num_").replace("_", " ")
+                found.append(f"steps of {most:,} {what}: seen up to {limit:,}")
+        return found
+
     def __add__(self, other: "StepShape") -> "StepShape":
         return StepShape(
             self.num_tokens + other.num_tokens,

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from headrace.core.cost.calibration import Host, Line, SeenShapes
+from headrace.core.cost.calibration import Host, Line
 from headrace.core.cost.model import StepShape
 from support.calibrations import calibration_of
 
@@ -32,11 +32,12 @@ def test_a_line_never_falls_nor_starts_below_zero(
 
 
 def test_what_lies_beyond_is_told_with_both_figures() -> None:
-    seen = SeenShapes(StepShape(100, 8, 8, 5000, 900), 2)
-    assert seen.beyond(StepShape(100, 8, 8, 5000, 900)) == []
-    assert seen.beyond(StepShape(101, 2, 2, 10, 901)) == [
-        "steps of 101 tokens: seen up to 100",
-        "steps of 901 kv tokens: seen up to 900",
+    seen = StepShape(100, 8, 8, 5000, 900)
+    assert seen.beyond(seen) == []
+    assert StepShape(105, 2, 2, 10, 901).beyond(seen) == []
+    assert StepShape(106, 2, 2, 10, 1901).beyond(seen) == [
+        "steps of 106 tokens: seen up to 100",
+        "steps of 1,901 kv tokens: seen up to 900",
     ]
 
 
