@@ -11,7 +11,6 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple
 
 from headrace import __version__
 from headrace.bench.client import Answer
@@ -65,18 +64,6 @@ def measure(serve: Sequence[str], model: str = "", *, num_passes: int = 1) -> Ca
     """Start `headrace serve` with these arguments, and calibrate it. Takes about half a minute for
     each pass and worker on a laptop.
     """
-    return fit([record(serve, model, num_passes=num_passes)])
-
-
-class Recorded(NamedTuple):
-    """One server under the calibration load."""
-
-    times: LoggedTimes
-    answers: list[Answer]
-    num_workers: int
-
-
-def record(serve: Sequence[str], model: str = "", *, num_passes: int = 1) -> Recorded:
     path = resolve_model(model)
     folder = Path(tempfile.mkdtemp(prefix="headrace-calibrate-"))
     log = folder / "events.log"
@@ -95,21 +82,7 @@ def record(serve: Sequence[str], model: str = "", *, num_passes: int = 1) -> Rec
     times = read_logs(logs)
     # What went wrong before this would be told there.
     shutil.rmtree(folder)
-    return Recorded(times, answers, len(logs))
-
-
-def fit(recorded: Sequence[Recorded]) -> Calibration:
-    """To servers that were alike, at one time or several."""
-    first, *others = recorded
-    times = LoggedTimes(first.times.header)
-    for one in (first, *others):
-        times.steps += one.times.steps
-        times.copies += one.times.copies
-        for request_id, seqs in one.times.requests.items():
-            times.requests.setdefault(request_id, []).extend(seqs)
-    answers = [answer for one in recorded for answer in one.answers]
-    source = "a load of its own"
-    return calibration_of(times, answers, num_workers=first.num_workers, source=source)
+    return calibration_of(times, answers, num_workers=len(logs), source="a load of its own")
 
 
 def _ask(shape: Shape, writer: PromptWriter) -> Ask:
@@ -147,7 +120,7 @@ def link_of(times: LoggedTimes) -> Link | None:
     """
     if len(times.copies) < MIN_COPIES:
         return None
-    line = Line.fit(times.copies)
+    line = Line.fit([(copy.num_blocks, copy.elapsed_ns) for copy in times.copies])
     return Link(latency_ns=line.fixed_ns, byte_ns=max(1e-3, line.each_ns))
 
 

@@ -60,7 +60,16 @@ def goodput(
             help="requests per second; none = half of what all workers can", show_default=False
         ),
     ] = None,
-    gpus: Annotated[int | None, Parameter(help="devices; none = 12", show_default=False)] = None,
+    gpus: Annotated[
+        int | None,
+        Parameter(help="devices; none = 12, or as many as were calibrated", show_default=False),
+    ] = None,
+    cost: Annotated[
+        str | None,
+        Parameter(
+            help="file of `headrace calibrate`, whose workers are the devices", show_default=False
+        ),
+    ] = None,
     ttft_ms: Annotated[
         float | None, Parameter(help="limit; none = the workload's", show_default=False)
     ] = None,
@@ -69,8 +78,12 @@ def goodput(
     ] = None,
     chunk: Annotated[int, Parameter(help="tokens of a step with chunks of prompts")] = 512,
     design_batch: Annotated[
-        int, Parameter(help="decode batch that workers are designed for")
-    ] = 128,
+        int | None,
+        Parameter(
+            help="decode batch that workers are designed for; none = 128, or what was calibrated",
+            show_default=False,
+        ),
+    ] = None,
     kv_link_gb_s: Annotated[
         float | None,
         Parameter(help="GB/s that hand off KV; none = takes no time", show_default=False),
@@ -97,6 +110,7 @@ def goodput(
         chunk_tokens=chunk,
         design_batch_seqs=design_batch,
         kv_link_gb_per_s=kv_link_gb_s,
+        calibration=cost,
         with_page=page_model or preset is not None,
         simulator=simulator or SimulatorFlags(),
     )

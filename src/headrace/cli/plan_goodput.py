@@ -1,6 +1,7 @@
 """`headrace plan goodput`."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import msgspec
 from rich.table import Table
@@ -13,21 +14,21 @@ from headrace.cli.plan_flags import (
     TargetFlags,
     WorkloadFlags,
 )
+from headrace.cli.plan_machine import CalibratedMachine, DataSheetMachine, Machine
 from headrace.cli.plan_target import check_range, engine_and_cost, profile_of, reference_cost
 from headrace.core.base.errors import ConfigError
 from headrace.core.base.request import Slo
-from headrace.core.cost.datasheet import DataSheetCostModel
 from headrace.core.workload.profiles import WorkloadProfile
 from headrace.plan.engines import Engine
 from headrace.plan.goodput import Goodput, Verdict, compute_goodput, gains
 from headrace.plan.picture import Chart, Line
 from headrace.plan.reference import REFERENCE_LOAD_PER_S, REFERENCE_TRAFFIC
-from headrace.plan.roofline import memory_warnings
 from headrace.plan.service import ServiceTimes
 
+if TYPE_CHECKING:
+    from headrace.sim.setup import Device
+
 MAX_WORKERS = 4096
-USUAL_GPUS = 12
-ROOM_BLOCKS = 1 << 18  # of a simulated worker: 4M tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +41,9 @@ class GoodputAsked:
     ttft_ms: float | None
     tpot_ms: float | None
     chunk_tokens: int
-    design_batch_seqs: int
+    design_batch_seqs: int | None
     kv_link_gb_per_s: float | None
+    calibration: str | None  # file
     with_page: bool
     simulator: SimulatorFlags
 
@@ -54,26 +56,21 @@ def goodput(
     answer: AnswerFlags,
 ) -> int:
     check_plot(answer)
-    if asked.preset is not None:
-        engine, cost = Engine(), reference_cost(asked.preset, target, layout)
-        profile = profile_of(workload, REFERENCE_TRAFFIC)
-    else:
-        engine, cost = engine_and_cost(target or TargetFlags(), layout)
-        profile = profile_of(workload)
-    service = service_times(asked, cost, profile)
+    machine = machine_of(asked, target, layout)
+    is_reference = asked.preset is not None
+    profile = profile_of(workload, REFERENCE_TRAFFIC) if is_reference else profile_of(workload)
+    service = service_times(asked, machine, profile)
     slo = limits(asked, profile)
     load = asked.load_per_s
     if load is None:
-        is_reference = asked.preset is not None
         load = REFERENCE_LOAD_PER_S if is_reference else service.capacity_per_s / 2
     check_range("--load", load, 1e-6, 1e6)
     found = compute_goodput(service, slo, load, with_page=asked.with_page)
     if asked.simulator.simulate is not None:
-        found = with_simulator(found, asked.simulator, service, slo)
-    provenance = engine.provenance(
-        cost, concurrency=service.design_batch_seqs, context_tokens=service.context_tokens
-    )
-    warnings = memory_warnings(cost, kv_bytes_at(found, service))
+        found = with_simulator(found, asked.simulator, service, slo, machine.device())
+    provenance = machine.provenance(service)
+    num_seqs = max((one.decode_seqs or 0.0) for one in found.verdicts)
+    warnings = machine.warnings(service, num_seqs)
     figures = {
         **msgspec.to_builtins(found),
         "warnings": warnings,
@@ -83,17 +80,36 @@ def goodput(
     return give(figures, tables, curves(found), answer, warnings=warnings, provenance=provenance)
 
 
-def service_times(
-    asked: GoodputAsked, cost: DataSheetCostModel, profile: WorkloadProfile
-) -> ServiceTimes:
-    """Raises ConfigError for numbers out of range."""
-    num_gpus = USUAL_GPUS if asked.num_gpus is None else asked.num_gpus
-    per_worker = cost.layout.tp
-    check_range("--gpus", num_gpus, 1, MAX_WORKERS * per_worker)
+def machine_of(
+    asked: GoodputAsked, target: TargetFlags | None, layout: LayoutFlags | None
+) -> Machine:
+    """Raises ConfigError for what does not exist, or is said twice."""
+    if asked.calibration is not None:
+        if asked.preset is not None or target is not None or layout is not None:
+            raise ConfigError(
+                "--cost FILE says what runs already", hint="leave out the flags of what runs"
+            )
+        if asked.kv_link_gb_per_s is not None:
+            raise ConfigError(
+                "--kv-link-gb-s: a calibration does not know how large KV is",
+                hint="calibrate workers that hand it over, and its copies are in the file",
+            )
+        return CalibratedMachine(asked.calibration, asked.num_gpus)
+    if asked.preset is not None:
+        return DataSheetMachine(Engine(), reference_cost(asked.preset, target, layout))
+    engine, cost = engine_and_cost(target or TargetFlags(), layout)
     if cost.layout.dp > 1:
         raise ConfigError("--dp is the number of workers here", hint="say --gpus instead")
     if cost.layout.pp > 1:
         raise ConfigError("--pp: stages overlap, which these models do not know", hint="say --tp")
+    return DataSheetMachine(engine, cost)
+
+
+def service_times(asked: GoodputAsked, machine: Machine, profile: WorkloadProfile) -> ServiceTimes:
+    """Raises ConfigError for numbers out of range."""
+    num_gpus = machine.usual_gpus if asked.num_gpus is None else asked.num_gpus
+    per_worker = machine.gpus_per_worker
+    check_range("--gpus", num_gpus, 1, MAX_WORKERS * per_worker)
     if num_gpus % per_worker:
         raise ConfigError(
             "devices are left over",
@@ -102,34 +118,35 @@ def service_times(
             hint=f"make --gpus a multiple of {per_worker}",
         )
     check_range("--chunk", asked.chunk_tokens, 1, 1 << 20)
-    check_range("--design-batch", asked.design_batch_seqs, 1, 1 << 16)
+    batch = asked.design_batch_seqs
+    num_seqs = machine.usual_batch_seqs if batch is None else batch
+    check_range("--design-batch", num_seqs, 1, 1 << 16)
     rate = asked.kv_link_gb_per_s
     if rate is not None:
         check_range("--kv-link-gb-s", rate, 1e-6, 1e6)
     return ServiceTimes(
-        cost=cost,
+        cost=machine.cost,
         num_workers=num_gpus // per_worker,
         prompt_tokens=profile.prompt_tokens,
         output_tokens=profile.output_tokens,
-        design_batch_seqs=asked.design_batch_seqs,
+        design_batch_seqs=num_seqs,
         chunk_tokens=asked.chunk_tokens,
         kv_link_bytes_per_s=rate * 1e9 if rate is not None else None,
+        kv_copy_s=machine.kv_copy_s(profile.prompt_tokens),
     )
 
 
 def with_simulator(
-    found: Goodput, asked: SimulatorFlags, service: ServiceTimes, slo: Slo
+    found: Goodput, asked: SimulatorFlags, service: ServiceTimes, slo: Slo, device: "Device"
 ) -> Goodput:
-    """As the other models, the simulated workers have room for all KV."""
     from headrace.sim.goodput import Judge, simulated_verdicts
-    from headrace.sim.setup import Device
 
     check_range("--simulate", asked.simulate or 0, 1, 1e7)
     check_range("--attainment", asked.attainment, 0.01, 1.0)
     judge = Judge(
         service=service,
         slo=slo,
-        device=Device.of_data_sheet(service.cost, num_blocks=ROOM_BLOCKS),
+        device=device,
         num_requests=asked.simulate or 0,
         attainment=asked.attainment,
         seed=asked.seed,
@@ -144,12 +161,6 @@ def limits(asked: GoodputAsked, profile: WorkloadProfile) -> Slo:
     for name, limit in stated.items():
         check_range(f"--{name.replace('_', '-')}", limit, 1e-3, 1e9)
     return msgspec.structs.replace(profile.slo, **stated)
-
-
-def kv_bytes_at(found: Goodput, service: ServiceTimes) -> float:
-    """KV on one device of the worker that has most, at the load."""
-    seqs = max((one.decode_seqs or 0.0) for one in found.verdicts)
-    return seqs * service.cost.kv_bytes_per_gpu(service.context_tokens)
 
 
 def verdict_table(found: Goodput) -> Table:

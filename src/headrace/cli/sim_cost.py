@@ -35,7 +35,9 @@ def provenance_of(found: Calibration, file: str, sharing: int) -> Provenance:
         f"{file}: {found.source} on {found.machine}",
         f"relative error of {error.num_steps} steps held out: {error.mean:.1%} on average,"
         f" p95 {error.p95:.1%}, all together {error.bias:+.1%}",
-        f"{sharing} workers share the cores of each machine",
+        "each worker has a machine of its own"
+        if sharing == 1
+        else f"{sharing} workers share the cores of each machine",
     ]
     if not found.host.has_client:
         sources.append("the way from clients to the server and back is not in it")

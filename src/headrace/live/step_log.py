@@ -6,6 +6,7 @@ Decides between which moments a thing took place; refuses to know what the times
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from headrace.core.base.errors import ConfigError
 from headrace.core.base.events import (
@@ -36,6 +37,14 @@ class SeenRequest:
     last_token_ns: Ns | None = None
 
 
+class CopyTime(NamedTuple):
+    """A copy of KV that came whole, as whoever asked for it saw it."""
+
+    num_blocks: int
+    elapsed_ns: Ns
+    begin_ns: Ns
+
+
 def whole_way(seqs: Sequence[SeenRequest]) -> SeenRequest:
     """Of a request that went from worker to worker: in at the first, and out from the last."""
     first = min(seqs, key=lambda seq: seq.arrived_ns)
@@ -60,9 +69,33 @@ class LoggedTimes:
 
     header: LogHeader
     steps: list[TimedStep] = field(default_factory=list)
-    copies: list[tuple[int, Ns]] = field(default_factory=list)  # (blocks, time)
+    copies: list[CopyTime] = field(default_factory=list)
     # By request id; several where it went through several workers, or had choices.
     requests: dict[str, list[SeenRequest]] = field(default_factory=dict)
+
+    def between(self, begin_ns: Ns, end_ns: Ns) -> "LoggedTimes":
+        """What began from one moment until the other."""
+        return LoggedTimes(
+            self.header,
+            [step for step in self.steps if begin_ns <= step.begin_ns < end_ns],
+            [copy for copy in self.copies if begin_ns <= copy.begin_ns < end_ns],
+            {
+                request_id: seqs
+                for request_id, seqs in self.requests.items()
+                if begin_ns <= min(seq.come_ns for seq in seqs) < end_ns
+            },
+        )
+
+    @staticmethod
+    def joined(parts: "Sequence[LoggedTimes]") -> "LoggedTimes":
+        """Of workers that were alike, at one time or several. There must be one at least."""
+        found = LoggedTimes(parts[0].header)
+        for one in parts:
+            found.steps += one.steps
+            found.copies += one.copies
+            for request_id, seqs in one.requests.items():
+                found.requests.setdefault(request_id, []).extend(seqs)
+        return found
 
 
 def read_logs(paths: Sequence[Path]) -> LoggedTimes:
@@ -120,7 +153,8 @@ class _Reading:
             case CopyDone(copy_id) as done:
                 num_blocks, begin_ns = self._copies.pop(copy_id, (0, frame.now))
                 if num_blocks and done.num_blocks == num_blocks:
-                    self._found.copies.append((num_blocks, Ns(frame.now - begin_ns)))
+                    elapsed_ns = Ns(frame.now - begin_ns)
+                    self._found.copies.append(CopyTime(num_blocks, elapsed_ns, begin_ns))
 
     def _end(self, now: Ns, step_id: StepId, device_ns: Ns | None) -> None:
         shape, started_ns = self._started.pop(step_id, (None, now))

@@ -9,7 +9,7 @@ import msgspec
 from headrace.core.base.request import Slo
 from headrace.core.base.types import NS_PER_S
 from headrace.core.cost.datasheet import DataSheetCostModel
-from headrace.core.cost.model import StepShape
+from headrace.core.cost.model import CostModel, StepShape
 from headrace.plan.steps import decode_shape, mean_context_tokens, prefill_shape
 
 
@@ -32,13 +32,14 @@ class Split(msgspec.Struct, frozen=True):
 class ServiceTimes:
     """One workload on `num_workers` equal workers. Derived figures are computed once."""
 
-    cost: DataSheetCostModel
+    cost: CostModel
     num_workers: int
     prompt_tokens: int
     output_tokens: int
     design_batch_seqs: int  # sequences in a decode step where a model does not find them itself
     chunk_tokens: int  # of a step that mixes prompts and decoding
     kv_link_bytes_per_s: float | None = None  # hand-off of KV; None = takes no time
+    kv_copy_s: float | None = None  # hand-off of a prompt's KV, where it was measured
 
     def bind(
         self, model: Callable[["ServiceTimes", float], Latencies | None]
@@ -96,17 +97,21 @@ class ServiceTimes:
 
     @cached_property
     def kv_transfer_bytes(self) -> float:
-        """KV of a prompt, from all ranks of a worker together."""
+        """KV of a prompt, from all ranks of a worker together; 0 where only a data sheet knows."""
+        if not isinstance(self.cost, DataSheetCostModel):
+            return 0.0
         layout = self.cost.layout
         return self.cost.kv_bytes_per_gpu(self.prompt_tokens) * layout.tp * layout.pp
 
     @cached_property
     def kv_transfer_s(self) -> float:
+        if self.kv_copy_s is not None:
+            return self.kv_copy_s
         rate = self.kv_link_bytes_per_s
         return self.kv_transfer_bytes / rate if rate else 0.0
 
     def _seconds(self, shape: StepShape) -> float:
-        return self.cost.times(shape).total_ns / NS_PER_S
+        return self.cost.step_ns(shape) / NS_PER_S
 
 
 def find_excess(slo: Slo, ttft_s: float, tpot_s: float, output_tokens: int) -> str:

@@ -17,9 +17,14 @@ class WatchedCost:
         self._seen = seen
         self._largest = [0] * len(StepShape.__struct_fields__)
 
+    @property
+    def largest(self) -> StepShape:
+        """Each figure by itself."""
+        return StepShape(*self._largest)
+
     def beyond(self) -> list[str]:
         """In words, what it was asked for that was not measured."""
-        return [] if self._seen is None else StepShape(*self._largest).beyond(self._seen)
+        return [] if self._seen is None else self.largest.beyond(self._seen)
 
     def step_ns(self, shape: StepShape) -> Ns:
         for place, figure in enumerate(msgspec.structs.astuple(shape)):

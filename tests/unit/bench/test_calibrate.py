@@ -4,10 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from headrace.bench.calibrate import Recorded, fit, host_of, matched, not_crowded, shapes_of
+from headrace.bench.calibrate import (
+    calibration_of,
+    host_of,
+    link_of,
+    matched,
+    not_crowded,
+    shapes_of,
+)
 from headrace.bench.client import Answer
 from headrace.core.base.types import Ns
-from headrace.live.step_log import LoggedTimes, SeenRequest, read_logs
+from headrace.live.step_log import CopyTime, LoggedTimes, SeenRequest, read_logs
 from support.calibrations import write_log
 
 MS = 1_000_000
@@ -65,11 +72,29 @@ def test_servers_that_were_recorded_twice_are_one_calibration(tmp_path: Path) ->
     recorded = []
     for seed in (1, 2):
         write_log(tmp_path / "log", seed=seed)
-        recorded.append(Recorded(read_logs([tmp_path / "log"]), [], 1))
-    both = fit(recorded)
-    assert both.steps.num_samples == sum(len(one.times.steps) for one in recorded)
+        recorded.append(read_logs([tmp_path / "log"]))
+    both = calibration_of(LoggedTimes.joined(recorded), (), num_workers=1, source="both")
+    assert both.steps.num_samples == sum(len(one.steps) for one in recorded)
     assert not both.host.has_client
     assert both.host.request.at(50) == pytest.approx(5 * MS, rel=1e-3)
+    assert both.host.server == both.host.request
+    assert both.kv_link is None
+
+
+def test_copies_of_kv_keep_their_mean(times: LoggedTimes) -> None:
+    """A start and a time for each block; one that was held up counts as much as the others."""
+    times.copies = [
+        CopyTime(blocks, Ns(round((4 + 0.5 * blocks) * MS)), Ns(0)) for blocks in range(1, 20)
+    ]
+    link = link_of(times)
+    assert link is not None
+    assert (link.latency_ns, link.byte_ns) == pytest.approx((4 * MS, 0.5 * MS), rel=1e-3)
+    times.copies.append(CopyTime(10, Ns(109 * MS), Ns(0)))
+    late = link_of(times)
+    assert late is not None
+    assert late.latency_ns + 10 * late.byte_ns == pytest.approx(14 * MS, rel=1e-3)
+    times.copies = times.copies[:7]
+    assert link_of(times) is None
 
 
 @pytest.mark.parametrize("num_workers", [1, 3])

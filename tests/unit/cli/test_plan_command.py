@@ -8,6 +8,10 @@ from xml.etree import ElementTree
 import pytest
 
 from headrace.cli.main import main
+from headrace.core.cost.fitted import FittedCostModel, Link
+from headrace.core.cost.model import StepShape
+from headrace.live.cost_file import write_calibration
+from support.calibrations import calibration_of
 
 
 def figures(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
@@ -61,6 +65,38 @@ def test_goodput_of_a_model_on_workers_of_several_devices(
     assert found["provenance"]["kind"] == "fitted"
     overloaded = figures(capsys, *words, "--load", "100000")
     assert all(one["ttft_s"] is None for one in overloaded["verdicts"])
+
+
+def test_goodput_of_a_calibrated_machine(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Formulas take all workers for busy; the simulator sees who is in a step, and what passes
+    around steps.
+    """
+    file = tmp_path / "cost.json"
+    write_calibration(file, calibration_of(kv_link=Link(latency_ns=3e6, byte_ns=1e5)))
+    words = ("goodput", "--cost", str(file), "--prompt", "160", "--output", "8", "--load", "0.5")
+    found = figures(capsys, *words, "--simulate", "20")
+    assert found["num_workers"] == 2
+    assert found["design_batch_seqs"] == 16  # as many as were seen
+    prompt = StepShape(160, 1, 1, 160 * 161 // 2, 160)
+    alone_s = FittedCostModel.prior().step_ns(prompt) / 1e9
+    assert found["prefill_worker_s_per_request"] == pytest.approx(1.5 * alone_s)
+    by_mode = {(one["model"], one["mode"]): one for one in found["verdicts"]}
+    assert len(by_mode) == 6
+    simulated = by_mode["simulator", "co-located, prefill first"]["ttft_s"]
+    # Some 5 ms to the engine and 6 ms back.
+    assert alone_s + 0.010 < simulated < 1.5 * alone_s + 0.011
+    slow = calibration_of(kv_link=Link(latency_ns=103e6, byte_ns=1e5))
+    write_calibration(file, slow)
+    again = {(one["model"], one["mode"]): one for one in figures(capsys, *words)["verdicts"]}
+    split = ("closed form", "disaggregated")
+    assert again[split]["ttft_s"] - by_mode[split]["ttft_s"] == pytest.approx(0.1)
+    assert found["provenance"]["kind"] == "calibrated"
+    long = figures(capsys, *words[:3], "--prompt", "9000", "--gpus", "1")
+    assert long["warnings"] == ["requests of 9,211 tokens: it takes 4,096"]
+    assert "each worker has a machine of its own" in long["provenance"]["sources"]
+    assert any("9,000 tokens: seen" in one for one in long["provenance"]["extrapolates"])
 
 
 def test_kv_of_a_layout_and_of_the_usual_ones(capsys: pytest.CaptureFixture[str]) -> None:
@@ -167,6 +203,9 @@ def test_pictures(
         ("goodput --gpus 7 --tp 2", "make --gpus a multiple of 2"),
         ("goodput --dp 2", "say --gpus instead"),
         ("goodput --pp 2", "stages overlap"),
+        ("goodput --cost none.json", "none.json"),
+        ("goodput --cost none.json --tp 2", "--cost FILE says what runs already"),
+        ("goodput --cost none.json --kv-link-gb-s 2", "does not know how large KV is"),
         ("goodput --ttft-ms -1", "--ttft-ms is -1"),
         ("goodput --chunk 0", "--chunk is 0"),
         ("goodput --kv-link-gb-s 0", "--kv-link-gb-s is 0"),

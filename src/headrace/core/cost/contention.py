@@ -75,6 +75,17 @@ def fit_steps(steps: Sequence[TimedStep], name: str = "calibrated") -> StepFit:
     )
 
 
+def slowness(
+    steps: Sequence[TimedStep], cost: FittedCostModel, slow_down: Sequence[float]
+) -> float:
+    """How many times as long as it says they took, all together."""
+    speeds = [1.0 / one for one in slow_down]
+    # Workers that were in no step are no company.
+    unseen = [0.0] * len(speeds)
+    work_ns = sum(_work_ns([*times, *unseen], speeds) for times in times_by_company(steps))
+    return work_ns / max(1, sum(cost.step_ns(step.shape) for step in steps))
+
+
 def times_by_company(steps: Sequence[TimedStep]) -> list[list[float]]:
     """Of each step, the time that 1, 2, 3 … workers were in a step, its own among them."""
     num_workers = len({step.worker for step in steps})

@@ -164,6 +164,17 @@ class FittedCostModel(msgspec.Struct, frozen=True, kw_only=True):
     def with_link(self, name: str, link: Link) -> "FittedCostModel":
         return msgspec.structs.replace(self, links={**self.links, name: link})
 
+    def slower(self, factor: float) -> "FittedCostModel":
+        """The same on a machine whose steps take so many times as long."""
+        return msgspec.structs.replace(
+            self,
+            knot_ns=tuple(factor * cost for cost in self.knot_ns),
+            seq_ns=factor * self.seq_ns,
+            logit_row_ns=factor * self.logit_row_ns,
+            attention_pair_ns=factor * self.attention_pair_ns,
+            kv_token_ns=factor * self.kv_token_ns,
+        )
+
     def residuals(self, samples: Iterable[tuple[StepShape, Ns]]) -> FitError:
         """How far the predictions are off. Raises ValueError without samples."""
         signed = [self.step_ns(shape) / max(1, actual) - 1.0 for shape, actual in samples]
