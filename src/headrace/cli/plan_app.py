@@ -31,6 +31,24 @@ Preset = Annotated[
     ),
 ]
 
+Gpus = Annotated[
+    int | None,
+    Parameter(help="devices; none = 12, or as many as were calibrated", show_default=False),
+]
+Cost = Annotated[
+    str | None,
+    Parameter(
+        help="file of `headrace calibrate`, whose workers are the devices", show_default=False
+    ),
+]
+DesignBatch = Annotated[
+    int | None,
+    Parameter(
+        help="decode batch that workers are designed for; none = 128, or what was calibrated",
+        show_default=False,
+    ),
+]
+
 
 @plan.command
 def roofline(
@@ -60,16 +78,8 @@ def goodput(
             help="requests per second; none = half of what all workers can", show_default=False
         ),
     ] = None,
-    gpus: Annotated[
-        int | None,
-        Parameter(help="devices; none = 12, or as many as were calibrated", show_default=False),
-    ] = None,
-    cost: Annotated[
-        str | None,
-        Parameter(
-            help="file of `headrace calibrate`, whose workers are the devices", show_default=False
-        ),
-    ] = None,
+    gpus: Gpus = None,
+    cost: Cost = None,
     ttft_ms: Annotated[
         float | None, Parameter(help="limit; none = the workload's", show_default=False)
     ] = None,
@@ -77,13 +87,7 @@ def goodput(
         float | None, Parameter(help="limit; none = the workload's", show_default=False)
     ] = None,
     chunk: Annotated[int, Parameter(help="tokens of a step with chunks of prompts")] = 512,
-    design_batch: Annotated[
-        int | None,
-        Parameter(
-            help="decode batch that workers are designed for; none = 128, or what was calibrated",
-            show_default=False,
-        ),
-    ] = None,
+    design_batch: DesignBatch = None,
     kv_link_gb_s: Annotated[
         float | None,
         Parameter(help="GB/s that hand off KV; none = takes no time", show_default=False),

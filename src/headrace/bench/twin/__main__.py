@@ -68,7 +68,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help="cases; none = all")
     parser.add_argument("--out", type=Path, help="file for the JSON; the table lies beside it")
     parser.add_argument(
-        "--span-s", type=float, default=USUAL_SPAN_S, help="seconds of each load; default 60"
+        "--span-s", type=float, default=USUAL_SPAN_S, help="seconds of each load; default 54"
     )
     asked = parser.parse_args(arguments)
     known = {case.name: case for case in CASES}

@@ -16,7 +16,7 @@ from headrace.bench.offered import Ask
 from headrace.bench.prompts import Encode, PromptWriter
 
 NUM_PARTS: Final = 3
-USUAL_SPAN_S: Final = 60.0  # of all parts of a load together
+USUAL_SPAN_S: Final = 54.0  # of all parts of a load together
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
