@@ -16,7 +16,7 @@ import pytest
 from chaos.test_workers import Answer, answers, requests, tiny_config, undisturbed, wait_until
 from headrace.cluster.boot import BootedCluster, boot_cluster
 from headrace.core.config.cluster import ClusterConfig
-from headrace.core.config.schema import Config
+from headrace.core.config.schema import Config, SchedulerConfig
 from headrace.live.generate import GenerateRequest
 
 pytest.importorskip("headrace.ops.native._native")
@@ -29,7 +29,8 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
     cluster = ClusterConfig(
         prefill=1, decode=1, handoff="always", silence_timeout_s=1.0, restart_delay_s=0
     )
-    return replace(config, cluster=cluster)
+    # Steps are short, so that KV goes while the rest of a prompt is computed.
+    return replace(config, cluster=cluster, scheduler=SchedulerConfig(step_tokens=16))
 
 
 @pytest.fixture(scope="module")

@@ -189,6 +189,26 @@ def test_a_slow_link_shows_in_the_time_between_tokens() -> None:
     ]
 
 
+def test_kv_is_copied_while_the_rest_of_the_prompt_is_computed() -> None:
+    """In steps of a quarter of a prompt, only the last quarter's KV is left to wait for."""
+    waits = []
+    for step_tokens in (256, 64):
+        cluster = replace(split(1, 1), link=Link(latency_ns=1e6, byte_ns=10.0))
+        pools = [
+            replace(
+                pool,
+                config=replace(
+                    pool.config, scheduler=replace(pool.config.scheduler, step_tokens=step_tokens)
+                ),
+            )
+            for pool in cluster.pools
+        ]
+        report = simulate_cluster(replace(cluster, pools=pools))
+        assert report.num_handoffs == TRAFFIC.num_requests
+        waits.append(sum(record.time.transfer_ns for record in report.records))
+    assert waits[1] < waits[0] / 2
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_lost_workers_cost_no_token_of_a_hand_off(seed: int) -> None:
     deaths = random_deaths(4, mean_life_s=1.5, start_up_s=0.4, until_s=6.0, seed=seed)

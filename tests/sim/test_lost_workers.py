@@ -10,7 +10,8 @@ from headrace.core.base.request import FinishReason, SeqSpec
 from headrace.core.base.sampling import SamplingParams
 from headrace.core.base.types import SeqId
 from headrace.core.base.worker import Role
-from support.cluster_parts import Front
+from headrace.core.router.events import WorkerDrain
+from support.cluster_parts import Front, Worker
 from support.cluster_world import ClusterWorld
 from support.fake_device import VOCAB, expected_output
 
@@ -105,16 +106,21 @@ SPLIT = (Role.PREFILL, Role.PREFILL, Role.DECODE, Role.DECODE)
 @pytest.mark.parametrize("seed", range(9))
 @pytest.mark.parametrize("handoff", ["always", "auto"])
 def test_nor_does_a_hand_off_whatever_becomes_of_it(seed: int, handoff: str) -> None:
-    world = disturbed(seed, roles=SPLIT, handoff=handoff, copy_failure_rate=0.1)
+    """With short steps, so that prompts take several, of which the KV is copied meanwhile."""
+    step_tokens = 16 if seed % 2 else 64
+    world = disturbed(
+        seed, roles=SPLIT, handoff=handoff, copy_failure_rate=0.1, step_tokens=step_tokens
+    )
     check_outputs(world, seed)
     assert world.front.num_handoffs > 0 or handoff == "auto"
     assert world.num_copied_blocks > 0 or handoff == "auto"
 
 
+@pytest.mark.parametrize("step_tokens", [16, 64])
 @pytest.mark.parametrize("seed", range(3))
-def test_prefill_workers_compute_and_decode_workers_copy(seed: int) -> None:
+def test_prefill_workers_compute_and_decode_workers_copy(seed: int, step_tokens: int) -> None:
     """Undisturbed: no token of a prompt's full blocks is computed twice."""
-    world = ClusterWorld(seed, roles=SPLIT, num_blocks=200)
+    world = ClusterWorld(seed, roles=SPLIT, num_blocks=200, step_tokens=step_tokens)
     for seqs in requests(seed):
         world.submit(seqs)
     world.run()
@@ -132,6 +138,64 @@ def test_prefill_workers_compute_and_decode_workers_copy(seed: int) -> None:
     num_seqs = sum(len(seqs) for seqs in requests(seed))
     assert by_role[Role.DECODE] <= num_output + 16 * num_seqs
     assert by_role[Role.PREFILL] <= num_prompt
+
+
+def streaming(seed: int) -> tuple[ClusterWorld, SeqSpec]:
+    """A worker has blocks for a prompt of which another one has computed a part."""
+    world = ClusterWorld(seed, roles=SPLIT, step_tokens=16)
+    spec = SeqSpec(
+        seq_id=SeqId(0),
+        request_id="r",
+        prompt_tokens=tuple(range(40)) * 3,
+        params=SamplingParams(max_tokens=9),
+    )
+    world.submit((spec,))
+    while not any(holds(worker) for worker in world.workers):
+        world.advance()
+    return world, spec
+
+
+def holds(worker: Worker) -> bool:
+    return worker.role is Role.DECODE and worker.core.stats().num_lent_blocks > 0
+
+
+def finish(world: ClusterWorld, spec: SeqSpec) -> None:
+    world.run()
+    assert tuple(world.outputs[spec.seq_id]) == expected_output(spec)
+    assert all(worker.core.stats().num_lent_blocks == 0 for worker in world.workers)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_where_it_was_expected_it_goes_on(seed: int) -> None:
+    world, spec = streaming(seed)
+    (there,) = [worker for worker in world.workers if holds(worker)]
+    assert there.core.stats().num_lent_blocks == len(spec.prompt_tokens) // 16
+    finish(world, spec)
+    assert there.core.stats().num_computed_tokens == 8 + len(spec.prompt_tokens) % 16
+
+
+@pytest.mark.parametrize("role", [Role.PREFILL, Role.DECODE])
+@pytest.mark.parametrize("seed", range(5))
+def test_either_may_be_lost_meanwhile(seed: int, role: Role) -> None:
+    world, spec = streaming(seed)
+    world.lose_worker(
+        next(w for w in world.workers if w.role is role and w.core.stats().num_pinned_blocks)
+    )
+    finish(world, spec)
+    assert world.front.num_migrations == (role is Role.PREFILL)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_or_asked_to_leave_or_the_request_be_cancelled(seed: int) -> None:
+    world, spec = streaming(seed)
+    (there,) = [worker for worker in world.workers if holds(worker)]
+    world.handle(WorkerDrain(there.lines[0].worker_id), world.fronts[0])
+    finish(world, spec)
+    assert there.core.stats().num_computed_tokens == 0
+    world, spec = streaming(seed)
+    world.cancel(spec.seq_id)
+    world.run()
+    assert all(worker.core.stats().num_pinned_blocks == 0 for worker in world.workers)
 
 
 def test_workers_copy_prefixes_from_each_other() -> None:
@@ -163,7 +227,9 @@ def test_the_worlds_of_these_tests_lose_workers_and_requests_go_on() -> None:
 def test_a_thousand_seeds() -> None:
     for seed in range(1000):
         check_outputs(disturbed(seed), seed)
-        world = disturbed(seed, roles=SPLIT, handoff="always", copy_failure_rate=0.02)
+        world = disturbed(
+            seed, roles=SPLIT, handoff="always", copy_failure_rate=0.02, step_tokens=32
+        )
         check_outputs(world, seed)
 
 

@@ -3,6 +3,8 @@
 from collections import deque
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from headrace.cluster.session import shifted
 from headrace.cluster.wire import Submit
 from headrace.core.base.events import (
@@ -11,10 +13,12 @@ from headrace.core.base.events import (
     BlockStored,
     CallAt,
     Cancel,
+    Computed,
     Emit,
     EndLease,
     EngineEffect,
     EngineEvent,
+    Expect,
     Finish,
     KvChanged,
     Preempted,
@@ -129,7 +133,7 @@ class Worker:
                             self.cached[change.name] = change.block_id
                         else:
                             del self.cached[change.name]
-                case Admitted() | Emit() | Preempted() | Finish() | Reject():
+                case Admitted() | Computed() | Emit() | Preempted() | Finish() | Reject():
                     words.append(effect)
                 case _:
                     pass
@@ -144,7 +148,7 @@ class Worker:
                 self.lines.remove(line)
                 for inner in line.scope.living():
                     self.handle(now, Cancel(inner))
-                for inner in line.scope.lent():
+                for inner in line.scope.held():
                     self.handle(now, EndLease(inner))
             case Resync():
                 self.tell_all_cached(line)
@@ -158,6 +162,14 @@ class Worker:
                 living = line.scope.inner(seq_id)
                 if living is not None:
                     self.handle(now, Cancel(living, reason))
+            case Expect(seq_id=seq_id):
+                inner = line.scope.expect(seq_id, self.next_seq_id)
+                self.next_seq_id += 1
+                self.handle(now, replace(message, seq_id=inner))
+            case Computed(seq_id):
+                expected = line.scope.expected(seq_id)
+                if expected is not None:
+                    self.handle(now, replace(message, seq_id=expected))
             case EndLease(seq_id):
                 lent = line.scope.end_lease(seq_id)
                 if lent is not None:

@@ -49,11 +49,13 @@ class ClusterWorld:
         kv_link: str = "memory",
         num_fronts: int = 1,
         most_clock_ns: int = 0,
+        step_tokens: int = 64,
     ) -> None:
         """Clocks of workers are up to `most_clock_ns` ahead of that of the front ends."""
         self.rng = Random(seed)
         self.now = Ns(0)
         self._most_clock_ns = most_clock_ns
+        self._step_tokens = step_tokens
         self._router = RouterConfig(policy=policy, seed=seed, kv_link=kv_link)
         self._cluster = ClusterConfig(max_migrations=max_migrations, handoff=handoff)
         self.workers: list[Worker] = []
@@ -120,7 +122,7 @@ class ClusterWorld:
                 role=worker.role,
                 kv_address=worker.name,
                 kv_block_bytes=1000,
-                step_tokens=64,
+                step_tokens=self._step_tokens,
                 cost=FittedCostModel.prior(),
             ),
             front,
@@ -154,7 +156,9 @@ class ClusterWorld:
             vocab_size=VOCAB,
         )
         config = WorkerConfig(
-            scheduler=SchedulerConfig(step_tokens=64, admission="optimistic", overlap="on")
+            scheduler=SchedulerConfig(
+                step_tokens=self._step_tokens, admission="optimistic", overlap="on"
+            )
         )
         clock_ns = self.rng.randrange(self._most_clock_ns) if self._most_clock_ns else 0
         worker = Worker(name, spec, config, role, clock_ns)

@@ -17,9 +17,11 @@ from headrace.core.base.events import (
     BlockRemoved,
     BlockStored,
     Cancel,
+    Computed,
     Emit,
     EndLease,
     EngineEffect,
+    Expect,
     Finish,
     Preempted,
     Reject,
@@ -37,8 +39,8 @@ LOAD_EVERY_NS = Ns(10_000_000)  # how often a turn tells the load, at most
 
 
 class Session:
-    """`submit`, `cancel`, `end_lease` and `end` are called by whoever receives, `beat` by anybody,
-    the rest on the engine's thread.
+    """`submit`, `cancel`, `end_lease`, `expect`, `tell_computed` and `end` are called by whoever
+    receives, `beat` by anybody, the rest on the engine's thread.
     """
 
     def __init__(self, line: WorkerLine, engine: LiveEngine, step_fit: StepFit | None) -> None:
@@ -73,11 +75,21 @@ class Session:
         if inner is not None:
             self._engine.end_lease(inner)
 
+    def expect(self, message: Expect) -> None:
+        (number,) = self._engine.next_seq_ids(1)
+        inner = self._scope.expect(message.seq_id, number)
+        self._engine.expect(msgspec.structs.replace(message, seq_id=inner))
+
+    def tell_computed(self, message: Computed) -> None:
+        inner = self._scope.expected(message.seq_id)
+        if inner is not None:
+            self._engine.expect(msgspec.structs.replace(message, seq_id=inner))
+
     def end(self) -> None:
         """The front end is gone: nobody waits for what it has asked, nor will copy it."""
         for inner in self._scope.living():
             self._engine.cancel(inner)
-        for inner in self._scope.lent():
+        for inner in self._scope.held():
             self._engine.end_lease(inner)
 
     def beat(self) -> None:
@@ -94,7 +106,7 @@ class Session:
     # ---- the engine's words
 
     def _hear(self, effect: EngineEffect) -> None:
-        if isinstance(effect, Admitted | Emit | Preempted | Finish | Reject):
+        if isinstance(effect, Admitted | Computed | Emit | Preempted | Finish | Reject):
             word = self._scope.outward(effect)
             if word is None:
                 return

@@ -35,9 +35,11 @@ from headrace.core.base.events import (
     BlockRemoved,
     BlockStored,
     Cancel,
+    Computed,
     EndLease,
     EngineEffect,
     EngineEvent,
+    Expect,
     KvChanged,
 )
 from headrace.core.base.request import Slo
@@ -124,6 +126,10 @@ class Worker:
                 session.cancel(message)
             case EndLease():
                 session.end_lease(message)
+            case Expect():
+                session.expect(message)
+            case Computed():
+                session.tell_computed(message)
             case SendSnapshot():
                 self._engine.call_soon(lambda now: self._send_snapshot(session))
             case Audit(audit_id):
@@ -159,6 +165,8 @@ class Worker:
         for session in self._sessions:
             if isinstance(event, Arrive) and event.seqs:
                 session.note_arrival(event.seqs[0].seq_id)
+            elif isinstance(event, Expect):
+                session.note_arrival(event.seq_id)
             turn = session.turn(now, records, first_no, changes)
             if turn is not None:
                 _tell(session, turn)

@@ -14,8 +14,10 @@ from headrace.core.base.events import (
     BlockRemoved,
     BlockStored,
     Cancel,
+    Computed,
     Emit,
     EndLease,
+    Expect,
     Finish,
     Preempted,
     Reject,
@@ -32,7 +34,7 @@ from headrace.core.router.events import WorkerLoad
 from headrace.core.telemetry.record import RequestRecord
 from headrace.models.load import ModelDescription
 
-PROTOCOL: Final = 2
+PROTOCOL: Final = 3
 WORKER_NAME: Final = r"\A[A-Za-z0-9._-]{1,64}\Z"  # it goes into headers, labels and logs
 TO_WORKER, FROM_WORKER = "to worker", "from worker"  # directions of frames
 
@@ -76,7 +78,16 @@ class Audit(msgspec.Struct, frozen=True, tag=True):
 
 
 ToWorker: TypeAlias = (
-    Configure | Submit | Cancel | EndLease | SendSnapshot | Renew | Audit | Dismiss
+    Configure
+    | Submit
+    | Cancel
+    | EndLease
+    | Expect
+    | Computed
+    | SendSnapshot
+    | Renew
+    | Audit
+    | Dismiss
 )
 
 # ---- from a worker
@@ -126,12 +137,12 @@ class Unfit(msgspec.Struct, frozen=True, tag=True):
     hint: str = ""
 
 
-Word: TypeAlias = Admitted | Emit | Preempted | Finish | Reject
+Word: TypeAlias = Admitted | Computed | Emit | Preempted | Finish | Reject
 
 
 class Turn(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """What one event of the engine has to say. Changes of the cache are numbered from `kv_no` on;
-    `num_received` Submits had come when the load was counted.
+    `num_received` requests had come, or been announced, when the load was counted.
     """
 
     words: tuple[Word, ...] = ()

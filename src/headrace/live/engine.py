@@ -26,10 +26,12 @@ from headrace.core.base.events import (
     Arrive,
     CallAt,
     Cancel,
+    Computed,
     CopyDone,
     EndLease,
     EngineEffect,
     EngineEvent,
+    Expect,
     StepDone,
     StepFailed,
 )
@@ -57,7 +59,7 @@ MAX_UNTOLD = 3
 _NOTHING = Arrive(())  # stands for the event where a check finds that a law is broken
 
 
-_Own = StepDone | StepFailed | CopyDone | EndLease
+_Own = StepDone | StepFailed | CopyDone | EndLease | Expect | Computed
 
 
 class LiveEngine(Intake[_Own]):
@@ -94,8 +96,14 @@ class LiveEngine(Intake[_Own]):
     # ---- any thread
 
     def end_lease(self, seq_id: SeqId) -> None:
-        """Let go of the blocks of a sequence that has ended with `is_leased`. Idempotent."""
+        """Let go of the blocks of a sequence that has ended with `is_leased`, or is expected.
+        Idempotent.
+        """
         self._post(EndLease(seq_id))
+
+    def expect(self, event: Expect | Computed) -> None:
+        """A sequence will come, or so much of its prompt is computed where it comes from."""
+        self._post(event)
 
     def stats(self) -> EngineStats:
         """As of the last event."""

@@ -12,6 +12,7 @@ from headrace.core.base.errors import InvariantError
 from headrace.core.base.events import (
     Admitted,
     Arrive,
+    Computed,
     Emit,
     EngineEffect,
     EngineEvent,
@@ -90,7 +91,7 @@ class Listeners:
         """Sinks first, then observers. InvariantError for a word to a sequence that has ended."""
         for effect in effects:
             match effect:
-                case Admitted() | Emit() | Preempted() | Finish() | Reject():
+                case Admitted() | Computed() | Emit() | Preempted() | Finish() | Reject():
                     self._say(effect.seq_id, effect)
                 case _:
                     pass

@@ -20,10 +20,13 @@ from headrace.core.base.events import (
     BlockRemoved,
     BlockStored,
     CallAt,
+    Computed,
     CopyDone,
     Emit,
+    EndLease,
     EngineEffect,
     EngineEvent,
+    Expect,
     Finish,
     KvChanged,
     Preempted,
@@ -33,7 +36,7 @@ from headrace.core.base.events import (
 )
 from headrace.core.base.plan import StepPlan, WorkerSpec
 from headrace.core.base.request import Slo
-from headrace.core.base.types import NS_PER_MS, Ns, WorkerId
+from headrace.core.base.types import NS_PER_MS, Ns, SeqId, WorkerId
 from headrace.core.base.worker import Role
 from headrace.core.config.schema import WorkerConfig
 from headrace.core.cost.fitted import FittedCostModel
@@ -176,7 +179,8 @@ class SimWorker:
         self._kv_no = 0
         self._has_faults = habits.faults.happen
         self._period_ns = Ns(round(habits.stats_period_ms * NS_PER_MS))
-        self._num_received = 0
+        self._num_received = 0  # requests that came, or were announced
+        self._announced: set[SeqId] = set()
 
     # ---- queries
 
@@ -214,8 +218,15 @@ class SimWorker:
     # ---- what reaches it
 
     def receive(self, event: EngineEvent) -> None:
-        if isinstance(event, Arrive):
+        if isinstance(event, Expect):
             self._num_received += 1
+            self._announced.add(event.seq_id)
+        elif isinstance(event, EndLease):
+            self._announced.discard(event.seq_id)
+        elif isinstance(event, Arrive):
+            known = self._announced.intersection(spec.seq_id for spec in event.seqs)
+            self._announced -= known
+            self._num_received += not known
             if self._tiers:
                 now = self._front.runtime.now
                 event = Arrive(tuple(self._tiers.offer(now, spec) for spec in event.seqs))
@@ -254,7 +265,7 @@ class SimWorker:
         words: list[Word] = []
         for effect in effects:
             match effect:
-                case Emit() | Admitted() | Preempted() | Finish() | Reject():
+                case Emit() | Admitted() | Computed() | Preempted() | Finish() | Reject():
                     words.append(effect)
                 case KvChanged(changes):
                     self._publish(changes)

@@ -50,16 +50,41 @@ class CopyDone(msgspec.Struct, frozen=True, tag=True):
 
 
 class EndLease(msgspec.Struct, frozen=True, tag=True):
-    """Whoever was to copy the blocks of a sequence that has ended is done. Idempotent."""
+    """What is held for whoever copies a sequence's blocks, or will bring one that is expected, is
+    needed no more. Idempotent.
+    """
 
     seq_id: SeqId
+
+
+class Expect(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """A sequence will come whose prompt another worker computes by now: take blocks for its KV, and
+    hold them until it is here, until EndLease, or until nobody has spoken of it for long.
+    """
+
+    seq_id: SeqId
+    tokens: tuple[int, ...]  # all that it has by now
+    source: str  # the place where they are computed
+    salt: str = ""
+    adapter: str = ""
+
+
+class Computed(msgspec.Struct, frozen=True, tag=True):
+    """KV of the first so many tokens of a sequence that is leased, or expected elsewhere, is there.
+    To whoever computes it an effect, to whoever waits for it an event.
+    """
+
+    seq_id: SeqId
+    num_tokens: int
 
 
 class Timer(msgspec.Struct, frozen=True, tag=True):
     timer_id: int
 
 
-EngineEvent: TypeAlias = Arrive | Cancel | StepDone | StepFailed | CopyDone | EndLease | Timer
+EngineEvent: TypeAlias = (
+    Arrive | Cancel | StepDone | StepFailed | CopyDone | EndLease | Expect | Computed | Timer
+)
 
 # ---- effects
 
@@ -75,7 +100,7 @@ class StartCopy(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     source: str  # the place, as its movers call it
     names: tuple[bytes, ...]
     block_ids: tuple[BlockId, ...]
-    seq_id: SeqId | None = None  # the sequence that waits for it
+    seq_id: SeqId | None = None  # the sequence that waits for it, or will
     is_handoff: bool = False  # KV comes from another worker, not from a tier of this one
 
 
@@ -145,5 +170,14 @@ class KvChanged(msgspec.Struct, frozen=True, tag=True):
 
 
 EngineEffect: TypeAlias = (
-    StartStep | StartCopy | Admitted | Emit | Preempted | Finish | Reject | CallAt | KvChanged
+    StartStep
+    | StartCopy
+    | Admitted
+    | Computed
+    | Emit
+    | Preempted
+    | Finish
+    | Reject
+    | CallAt
+    | KvChanged
 )

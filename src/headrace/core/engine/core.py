@@ -16,11 +16,13 @@ from headrace.core.base.events import (
     Arrive,
     CallAt,
     Cancel,
+    Computed,
     CopyDone,
     Emit,
     EndLease,
     EngineEffect,
     EngineEvent,
+    Expect,
     Finish,
     KvChanged,
     StartCopy,
@@ -35,7 +37,7 @@ from headrace.core.base.types import NS_PER_MS, NS_PER_S, Ns, SeqId, StepId
 from headrace.core.config.schema import WorkerConfig
 from headrace.core.engine.admission import find_fault, find_lateness
 from headrace.core.engine.stats import EngineStats
-from headrace.core.handoff.core import HandoffCore, holder
+from headrace.core.handoff.core import HandoffCore, Held, Wanted, holder
 from headrace.core.kv.manager import KvManager
 from headrace.core.kv.names import BlockChain, root_name
 from headrace.core.scheduler.scheduler import Scheduler
@@ -135,7 +137,7 @@ class EngineCore:
             case Cancel(seq_id, reason):
                 self._end(seq_id, reason, effects)
             case Timer(timer_id) if timer_id < 0:
-                for seq_id in self._handoff.expire(timer_id):
+                for seq_id in self._handoff.expire(timer_id, now):
                     self._scheduler.add(self._loading.pop(seq_id), now)
             case Timer(timer_id):
                 self._end(SeqId(timer_id), FinishReason.DEADLINE, effects)
@@ -149,11 +151,20 @@ class EngineCore:
                 self._copy_done(now, event, effects)
             case EndLease(seq_id):
                 self._handoff.end_lease(seq_id)
+            case Expect():
+                until = self._lease_end
+                self._hold(self._expect(event, until), until, effects)
+            case Computed(seq_id, num_tokens):
+                until = self._lease_end
+                self._hold(self._handoff.offer(seq_id, num_tokens, until), until, effects)
             case _:
                 assert_never(event)
         if not self._steps:
             self._is_recovering = False
             self._start_step(now, effects)
+            is_stuck = not self._steps and self._scheduler.num_waiting > 0
+            if is_stuck and self._handoff.disappoint():
+                self._start_step(now, effects)
         if len(self._steps) == 1 and self._plans_ahead(self._steps[0].plan):
             self._start_step(now, effects, is_ahead=True)
         changes = self._kv.drain_changes()
@@ -187,20 +198,14 @@ class EngineCore:
     def _arrive(self, now: Ns, spec: SeqSpec, effects: list[EngineEffect]) -> None:
         if spec.seq_id in self._seqs:
             raise InvariantError("sequence id used twice", seq_id=spec.seq_id)
-        root = root_name(
-            self.spec.model_digest,
-            self.spec.kv_dtype,
-            self.spec.block_size,
-            spec.adapter,
-            spec.salt,
-        )
         reject = find_fault(spec, self.spec, self.config.scheduler, self._kv, self._scheduler)
         if reject is None:
-            chain = BlockChain.of(root, self.spec.block_size, spec.prompt_tokens)
+            chain = self._chain(spec.adapter, spec.salt, spec.prompt_tokens)
             seq = Sequence(spec, self._num_arrived, now, chain)
             if self.config.scheduler.early_reject:
                 reject = find_lateness(seq, now, self._scheduler.predict_ttft_ns(seq))
         if reject is not None:
+            self._handoff.end_lease(spec.seq_id)  # of what was held for it
             effects.append(reject)
             return
         self._num_arrived += 1
@@ -214,29 +219,47 @@ class EngineCore:
         else:
             effects.append(CallAt(spec.deadline_ns, spec.seq_id))
 
+    def _chain(self, adapter: str, salt: str, tokens: tuple[int, ...]) -> BlockChain:
+        of = self.spec
+        root = root_name(of.model_digest, of.kv_dtype, of.block_size, adapter, salt)
+        return BlockChain.of(root, of.block_size, tokens)
+
     # ---- KV of other workers
 
     def _load(self, seq: Sequence, effects: list[EngineEffect]) -> bool:
-        """Whether the sequence waits for KV that comes from elsewhere."""
-        limit = seq.reusable_tokens
-        if self._handoff.join(seq.seq_id, seq.chain, limit):
+        """Whether the sequence waits for KV that comes from elsewhere, which it does only so long
+        in all.
+        """
+        until = Ns(seq.queued_ns + round(self.config.kv.load_timeout_s * NS_PER_S))
+        if until <= self._now:
+            return False
+        wanted = Wanted(seq.chain, seq.tokens, seq.spec.kv_source)
+        num_kept = self._scheduler.num_kept if wanted.source else 0
+        held = self._handoff.load(seq.seq_id, wanted, seq.reusable_tokens, until, num_kept)
+        self._hold(held, until, effects)
+        if held.handle is not None:
             self._loading[seq.seq_id] = seq
-            return True
-        source = seq.spec.kv_source
-        if not source:
-            return False
-        copy = self._handoff.begin(
-            seq.seq_id, seq.chain, seq.tokens, source, limit, num_kept=self._scheduler.num_kept
-        )
+        return held.handle is not None
+
+    def _expect(self, coming: Expect, until: Ns) -> Held:
+        chain = self._chain(coming.adapter, coming.salt, coming.tokens)
+        wanted = Wanted(chain, coming.tokens, coming.source)
+        num_kept = self._scheduler.num_promised_blocks
+        return self._handoff.expect(coming.seq_id, wanted, until, num_kept)
+
+    def _hold(self, held: Held, until: Ns, effects: list[EngineEffect]) -> None:
+        self._copy(held.copy, effects)
+        if held.handle is not None:
+            effects.append(CallAt(until, holder(held.handle)))
+
+    def _copy(self, copy: StartCopy | None, effects: list[EngineEffect]) -> None:
+        """When those steps are done that may still use its blocks."""
         if copy is None:
-            return False
-        self._loading[seq.seq_id] = seq
+            return
         if self._steps:
             self._copies.append((self._steps[-1].plan.step_id, copy))
         else:
             effects.append(copy)
-        effects.append(self._call_in(self.config.kv.load_timeout_s, copy.copy_id))
-        return True
 
     def _start_copies(self, step_id: StepId, effects: list[EngineEffect]) -> None:
         """What waited for this step."""
@@ -247,13 +270,16 @@ class EngineCore:
         """Schedule those who waited for it, with what has come; if that was all that was asked for,
         some may want more.
         """
-        for seq_id in self._handoff.end(done.copy_id, done.num_blocks):
+        waiting, copy = self._handoff.end(done)
+        self._copy(copy, effects)
+        for seq_id in waiting:
             seq = self._loading.pop(seq_id)
             if done.error or not self._load(seq, effects):
                 self._scheduler.add(seq, now)
 
-    def _call_in(self, seconds: float, handle: int) -> CallAt:
-        return CallAt(Ns(self._now + round(seconds * NS_PER_S)), holder(handle))
+    @property
+    def _lease_end(self) -> Ns:
+        return Ns(self._now + round(self.config.kv.lease_s * NS_PER_S))
 
     # ---- results
 
@@ -289,6 +315,8 @@ class EngineCore:
         if sampled:
             seq.num_failures = 0
             self._end_if_complete(seq, sampled[-1], effects)
+        elif seq.spec.is_leased:
+            effects.append(Computed(seq.seq_id, seq.num_computed))
 
     def _end_if_complete(self, seq: Sequence, token: int, effects: list[EngineEffect]) -> None:
         spec, params = seq.spec, seq.spec.params
@@ -352,7 +380,7 @@ class EngineCore:
         else:
             if seq.spec.is_leased and reason is FinishReason.LENGTH:
                 handle = self._handoff.lend(seq.seq_id)
-                effects.append(self._call_in(self.config.kv.lease_s, handle))
+                effects.append(CallAt(self._lease_end, holder(handle)))
             self._scheduler.remove(seq)
         seq.reset(seq.num_computed)
         del self._seqs[seq.seq_id]

@@ -11,11 +11,11 @@ from typing import TypeAlias
 import msgspec
 
 from headrace.core.base.errors import TransferError
-from headrace.core.base.events import Admitted, Emit, Finish, Preempted, Reject
+from headrace.core.base.events import Admitted, Computed, Emit, Finish, Preempted, Reject
 from headrace.core.base.request import FinishReason, SeqSpec
 from headrace.core.base.types import SeqId
 
-Word: TypeAlias = Admitted | Emit | Preempted | Finish | Reject
+Word: TypeAlias = Admitted | Computed | Emit | Preempted | Finish | Reject
 
 
 class Scope:
@@ -26,7 +26,9 @@ class Scope:
         self._outer: dict[SeqId, SeqId] = {}  # the same the other way round
         self._lent: dict[SeqId, SeqId] = {}  # inner ids of those that have ended, and lend blocks
         self._leased: set[SeqId] = set()  # outer ids of the living that will
-        self._arriving: set[SeqId] = set()  # the first inner id of each request on its way
+        self._expected: dict[SeqId, SeqId] = {}  # inner ids, by outer ones, of those that will come
+        # The first inner id of each request on its way, or of whom of it is expected.
+        self._arriving: set[SeqId] = set()
 
     def __contains__(self, inner: SeqId) -> bool:
         """Whether a sequence lives and is this front end's."""
@@ -37,8 +39,11 @@ class Scope:
         TransferError where the front end has used an id that lives.
         """
         inward = []
+        is_expected = False
         for spec, number in zip(specs, ids, strict=True):
-            inner = SeqId(number)
+            inner = self._expected.pop(spec.seq_id, None)
+            is_expected = is_expected or inner is not None
+            inner = SeqId(number) if inner is None else inner
             if spec.seq_id in self._inner:
                 raise TransferError(f"the front end uses sequence id {spec.seq_id} twice")
             self._outer[inner] = spec.seq_id
@@ -46,12 +51,24 @@ class Scope:
             if spec.is_leased:
                 self._leased.add(spec.seq_id)
             inward.append(msgspec.structs.replace(spec, seq_id=inner))
-        self._arriving.add(inward[0].seq_id)
+        if not is_expected:
+            self._arriving.add(inward[0].seq_id)
         return tuple(inward)
 
+    def expect(self, outer: SeqId, number: int) -> SeqId:
+        """The inner id of a sequence that will come. TransferError where it is expected already."""
+        if outer in self._expected:
+            raise TransferError(f"the front end announces sequence id {outer} twice")
+        inner = self._expected[outer] = SeqId(number)
+        self._arriving.add(inner)
+        return inner
+
+    def expected(self, outer: SeqId) -> SeqId | None:
+        return self._expected.get(outer)
+
     def has_come(self, first: SeqId) -> bool:
-        """The engine knows of the request that begins with this inner id: whether it is this front
-        end's. True once for each.
+        """The engine knows of the request that begins with this inner id, or is announced by it:
+        whether it is this front end's. True once for each.
         """
         if first not in self._arriving:
             return False
@@ -80,13 +97,16 @@ class Scope:
                 self._lent[outer] = word.seq_id
 
     def end_lease(self, outer: SeqId) -> SeqId | None:
-        """The inner id of a sequence that has ended and lends blocks, and does so no longer."""
-        return self._lent.pop(outer, None)
+        """The inner id of a sequence that has ended and lends blocks, or was expected, and is that
+        no longer.
+        """
+        inner = self._lent.pop(outer, None)
+        return self._expected.pop(outer, None) if inner is None else inner
 
     def living(self) -> list[SeqId]:
         """Their inner ids."""
         return list(self._outer)
 
-    def lent(self) -> list[SeqId]:
-        """Inner ids of those that have ended and lend blocks."""
-        return list(self._lent.values())
+    def held(self) -> list[SeqId]:
+        """Inner ids of those that have ended and lend blocks, and of those that are expected."""
+        return [*self._lent.values(), *self._expected.values()]

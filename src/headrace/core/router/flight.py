@@ -1,6 +1,7 @@
 """Requests under way: what their readers have heard, so that any worker can go on from there.
 
-Decides what a reader hears of a worker's words; refuses to choose a worker. Pure.
+Decides what a reader hears of a worker's words, and what a router is told of the request; refuses
+to choose a worker. Pure.
 """
 
 from collections.abc import Iterator, Sequence
@@ -8,12 +9,24 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from headrace.core.base.events import Admitted, Emit, Finish, Preempted, Reject
+from headrace.core.base.events import (
+    Admitted,
+    Computed,
+    Emit,
+    Expect,
+    Finish,
+    Preempted,
+    Reject,
+)
+from headrace.core.base.plan import WorkerSpec
 from headrace.core.base.request import FinishReason, SeqSpec
 from headrace.core.base.types import SeqId, WorkerId
-from headrace.core.router.events import RouteReject
+from headrace.core.base.worker import Role
+from headrace.core.kv.names import BlockChain, root_name
+from headrace.core.router.events import RouteReject, RouteRequest
 
-Word = Admitted | Emit | Preempted | Finish | Reject
+Said = Admitted | Emit | Preempted | Finish | Reject  # what readers hear
+Word = Said | Computed  # what workers say
 
 
 @dataclass(slots=True)
@@ -76,7 +89,7 @@ class Flight:
     def num_migrations(self) -> int:
         return len(self.excluded)
 
-    def hear(self, word: Word) -> Word | None:
+    def hear(self, word: Word) -> Said | None:
         """The worker's word as the reader should hear it; None = it knows that already."""
         part = self._parts.get(word.seq_id)
         if part is None:
@@ -88,6 +101,8 @@ class Flight:
                     return None
                 if part.num_cached_tokens is None:
                     part.num_cached_tokens = word.num_cached_tokens
+            case Computed():
+                return None  # it is for whoever is to decode
             case Preempted():
                 part.is_admitted = False
             case Emit():
@@ -117,12 +132,12 @@ class Flight:
         part.ending = part.ending or reason
         return None
 
-    def end(self, reason: FinishReason, error: str = "") -> list[Word]:
+    def end(self, reason: FinishReason, error: str = "") -> list[Said]:
         """The last words on all that have not ended."""
         parts, self._parts = list(self._parts.values()), {}
         return [self._finish(part, part.ending or reason, error) for part in parts]
 
-    def refuse(self, words: RouteReject) -> list[Word]:
+    def refuse(self, words: RouteReject) -> list[Said]:
         """No worker takes it, or none in time: an end to readers who have a part of it."""
         parts, self._parts = list(self._parts.values()), {}
         is_late = words.code == "deadline_exceeded"
@@ -141,13 +156,13 @@ class Flight:
             for part in parts
         ]
 
-    def lose_worker(self, reason: str, *, is_failure: bool) -> list[Word]:
+    def lose_worker(self, reason: str, *, is_failure: bool) -> list[Said]:
         """Its worker is gone: what its readers hear of it. What was cancelled has its end."""
         assert self.worker_id is not None
         self.excluded += (self.worker_id,)
         self.num_failures += is_failure
         self.worker_id = None
-        words: list[Word] = []
+        words: list[Said] = []
         for seq_id, part in list(self._parts.items()):
             if part.is_admitted:
                 part.is_admitted = False
@@ -172,7 +187,47 @@ class Flight:
         self.lender, self.worker_id = self.worker_id, None
         self.is_prefilling = False
 
-    def known_tokens(self) -> tuple[int, ...]:
+    def coming(self, seq_id: SeqId, source: str) -> Expect:
+        """What whoever is to decode this sequence has to know of it beforehand."""
+        part = self._parts[seq_id]
+        return Expect(
+            seq_id=seq_id,
+            tokens=(*part.spec.prompt_tokens, *part.output),
+            source=source,
+            salt=part.spec.salt,
+            adapter=part.spec.adapter,
+        )
+
+    def as_request(self, of: WorkerSpec | None) -> RouteRequest:
+        """As the router sees it: what is known of it, and what is still to come. Its blocks have
+        the names that any worker gives them, since all serve the same model.
+        """
+        spec = self.specs[0]
+        tokens = self._known_tokens()
+        names: tuple[bytes, ...] = ()
+        if of is not None:
+            root = root_name(of.model_digest, of.kv_dtype, of.block_size, spec.adapter, spec.salt)
+            chain = BlockChain.of(root, of.block_size, spec.prompt_tokens)
+            chain.extend(tokens)
+            names = tuple(chain.names)
+        return RouteRequest(
+            request_id=self.request_id,
+            block_names=names,
+            num_tokens=len(tokens),
+            num_choices=len(self),
+            max_tokens=len(spec.prompt_tokens) + spec.params.max_tokens - len(tokens),
+            priority=spec.priority,
+            slo=spec.slo,
+            tenant=spec.salt,
+            adapter=spec.adapter,
+            arrived_ns=spec.arrived_ns,
+            deadline_ns=spec.deadline_ns,
+            excluded=self.excluded,
+            is_migration=self.num_migrations > 0 or self.lender is not None,
+            role=Role.PREFILL if self.is_prefilling else Role.MIXED,
+        )
+
+    def _known_tokens(self) -> tuple[int, ...]:
         """Of the sequence that has the most."""
         part = max(self._parts.values(), key=lambda part: len(part.output))
         prompt = part.spec.prompt_tokens

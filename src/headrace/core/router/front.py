@@ -17,18 +17,19 @@ from headrace.core.base.events import (
     Arrive,
     CallAt,
     Cancel,
+    Computed,
     Emit,
     EndLease,
+    Expect,
     Finish,
     Preempted,
     Reject,
     Timer,
 )
 from headrace.core.base.request import FinishReason, SeqSpec
-from headrace.core.base.types import NS_PER_MS, Ns, SeqId, WorkerId
+from headrace.core.base.types import Ns, SeqId, WorkerId
 from headrace.core.base.worker import Role
 from headrace.core.config.cluster import ClusterConfig
-from headrace.core.kv.names import BlockChain, root_name
 from headrace.core.router.core import RouterCore
 from headrace.core.router.decision import Decision
 from headrace.core.router.events import (
@@ -51,7 +52,8 @@ from headrace.core.router.events import (
     WorkerStats,
     WorkerUp,
 )
-from headrace.core.router.flight import Flight, Word
+from headrace.core.router.flight import Flight, Said, Word
+from headrace.core.router.handoffs import Legs, as_coming, is_worth_it
 
 PROGRESS_TOKENS: Final = 16  # output after which the router hears of it again
 
@@ -74,7 +76,7 @@ class Forward(msgspec.Struct, frozen=True, tag=True):
     """For a worker's engine."""
 
     worker_id: WorkerId
-    event: Arrive | Cancel | EndLease
+    event: Arrive | Cancel | EndLease | Expect | Computed
 
 
 FrontEvent: TypeAlias = (
@@ -100,8 +102,9 @@ class FrontCore:
     A request may lose `max_migrations` workers; with the next one it ends with an error. Workers
     that were asked to leave do not count.
 
-    Where there are workers for prefill, one of them may compute its prompt and first token;
-    another then copies the KV and goes on. If anything of that fails, the rest is computed there.
+    Where there are workers for prefill, one of them may compute its prompt and first token, while
+    another copies the KV that is there by then, and then the rest, and goes on. If anything of that
+    fails, what is missing is computed there.
     """
 
     def __init__(self, router: RouterCore, config: ClusterConfig) -> None:
@@ -110,6 +113,7 @@ class FrontCore:
         self._now = Ns(0)
         self._flights: dict[int, Flight] = {}
         self._flight_of: dict[SeqId, Flight] = {}
+        self._legs = Legs()
         self._workers: dict[WorkerId, WorkerUp] = {}
         self._next_request_id = 0
         self._numbers: dict[str, int] = {}  # of the last requests, by their ids
@@ -151,6 +155,7 @@ class FrontCore:
     def check(self) -> None:
         """Raise InvariantError unless every sequence that lives is under way, once."""
         self._router.check()
+        self._legs.check()
         for flight in self._flights.values():
             for seq_id in flight:
                 if self._flight_of.get(seq_id) is not flight:
@@ -185,7 +190,11 @@ class FrontCore:
             case WorkerUp():
                 self._workers[event.worker_id] = event
                 self._route(event, effects)
-            case WorkerDrain() | WorkersStarting():
+            case WorkerDrain(worker_id):
+                self._route(event, effects)
+                for flight in self._legs.to(worker_id):
+                    self._drop_leg(flight, effects)
+            case WorkersStarting():
                 self._route(event, effects)
             case _:
                 assert_never(event)
@@ -206,7 +215,11 @@ class FrontCore:
             if spec.seq_id in self._flight_of:
                 raise InvariantError("sequence id used twice", seq_id=spec.seq_id)
             self._flight_of[spec.seq_id] = flight
-        flight.is_prefilling = self._is_worth_handing_off(flight)
+        # Whoever is refused in the end should not have heard a first token.
+        has_both = self._has(Role.PREFILL) and self._has(Role.DECODE, Role.MIXED)
+        flight.is_prefilling = has_both and is_worth_it(
+            self._now, self._request(flight), self._router, self._config
+        )
         self._send(flight, effects)
 
     def _cancel(self, seq_id: SeqId, reason: FinishReason, effects: list[FrontEffect]) -> None:
@@ -234,6 +247,8 @@ class FrontCore:
         if flight is None or flight.worker_id != worker_id:
             return
         before = flight.num_output_tokens
+        if isinstance(word, Computed):
+            self._stream(flight, word, effects)
         if isinstance(word, Admitted) and not flight.is_prefilling:
             self._end_lease(flight, word.seq_id, effects)
         said = flight.hear(word)
@@ -260,6 +275,8 @@ class FrontCore:
         """What ran there goes on elsewhere, as far as it may."""
         worker = self._workers.pop(event.worker_id)
         lost = [f for f in self._flights.values() if f.worker_id == event.worker_id]
+        for flight in (*self._legs.to(event.worker_id), *lost):
+            self._drop_leg(flight, effects)
         self._route(event, effects)
         for flight in lost:
             words = flight.lose_worker(event.reason, is_failure=event.is_failure)
@@ -276,36 +293,47 @@ class FrontCore:
 
     # ---- hand-off
 
-    def _has(self, role: Role) -> bool:
-        return any(worker.role is role for worker in self._workers.values())
+    def _has(self, *roles: Role) -> bool:
+        return any(worker.role in roles for worker in self._workers.values())
 
-    def _is_worth_handing_off(self, flight: Flight) -> bool:
-        """Whether a prefill worker should compute the prompt: it costs the decoding ones nothing
-        there, and the way from there something.
-        """
-        if self._config.handoff == "never" or not self._has(Role.PREFILL):
-            return False
-        if not (self._has(Role.DECODE) or self._has(Role.MIXED)):
-            return False  # who is refused in the end should not have heard a first token
-        request = self._request(flight)
-        if request.max_tokens < 2:
-            return False  # nothing would be left to do elsewhere
-        there = self._quote_ns(request, role=Role.PREFILL, max_tokens=1)
-        here = self._quote_ns(request, role=Role.MIXED)
-        if there is None or here is None or self._config.handoff == "always":
-            return there is not None
-        rest = self._quote_ns(request, role=Role.MIXED, num_tokens=1, block_names=())
-        way_ns = self._config.handoff_ms * NS_PER_MS
-        return rest is not None and there + way_ns + rest < here
+    def _stream(self, flight: Flight, word: Computed, effects: list[FrontEffect]) -> None:
+        """Let KV be copied to where it will be needed while the rest of the prompt is computed."""
+        if self._legs.find(flight) is None:
+            request_id = self._next_request_id
+            self._next_request_id += 1
+            self._legs.ask(request_id, flight, word.seq_id)
+            self._route(RouteArrive(as_coming(self._request(flight), request_id)), effects)
+            if self._legs.find(flight) is None:  # nobody has room now
+                self._legs.withdraw(request_id)
+                self._route(RouteDone(request_id), effects)
+        leg = self._legs.find(flight)
+        if leg is not None and leg.seq_id == word.seq_id:
+            effects.append(Forward(leg.worker_id, word))
 
-    def _quote_ns(self, request: RouteRequest, **changes: object) -> float | None:
-        return self._router.quote_ns(self._now, msgspec.structs.replace(request, **changes))
+    def _drop_leg(self, flight: Flight, effects: list[FrontEffect]) -> None:
+        leg = self._legs.take(flight)
+        if leg is not None:
+            self._route(RouteDone(leg.request_id), effects)
+            if leg.worker_id in self._workers:
+                effects.append(Forward(leg.worker_id, EndLease(leg.seq_id)))
 
     def _hand_off_if_ready(self, flight: Flight, effects: list[FrontEffect]) -> None:
-        if flight.is_prefilled and not flight.is_over:
-            flight.leave_prefill()
-            self.num_handoffs += 1
+        if not flight.is_prefilled or flight.is_over:
+            return
+        flight.leave_prefill()
+        self.num_handoffs += 1
+        leg = self._legs.find(flight)
+        if leg is None or leg.seq_id not in flight:
+            self._drop_leg(flight, effects)
             self._send(flight, effects)
+            return
+        # From here on it is what the router knows as what was to come.
+        self._legs.take(flight)
+        del self._flights[flight.request_id]
+        self._route(RouteDone(flight.request_id), effects)
+        flight.request_id = self._numbers[flight.specs[0].request_id] = leg.request_id
+        self._flights[leg.request_id] = flight
+        effects.append(self._go(flight, leg.worker_id, flight.lender))
 
     def _end_lease(self, flight: Flight, seq_id: SeqId, effects: list[FrontEffect]) -> None:
         """Nobody needs what a prefill worker holds for it any more."""
@@ -322,13 +350,12 @@ class FrontCore:
     def _route(self, event: RouterEvent, effects: list[FrontEffect]) -> None:
         for effect in self._router.handle(self._now, event):
             match effect:
-                case Dispatch(request_id, worker_id, decision):
-                    flight = self._flights[request_id]
-                    specs = flight.begin(worker_id, self._kv_source(flight, decision))
-                    effects.append(Forward(worker_id, Arrive(specs)))
+                case Dispatch():
+                    self._dispatch(effect, effects)
                 case RouteReject(request_id):
-                    flight = self._flights[request_id]
-                    self._say(flight, flight.refuse(effect), effects)
+                    flight = self._flights.get(request_id)
+                    if flight is not None:
+                        self._say(flight, flight.refuse(effect), effects)
                 case Resync() | CallAt():
                     effects.append(effect)
                 case Queued():
@@ -336,53 +363,38 @@ class FrontCore:
                 case _:
                     assert_never(effect)
 
-    def _kv_source(self, flight: Flight, decision: Decision) -> str:
-        """Where its KV may be copied from: its own prefill worker, or whoever has a prefix of it
-        cached.
-        """
-        holder = decision.chosen.fetch_from if flight.lender is None else flight.lender
+    def _dispatch(self, effect: Dispatch, effects: list[FrontEffect]) -> None:
+        flight = self._flights.get(effect.request_id)
+        if flight is not None:
+            # From its own prefill worker, or from whoever has a prefix of it cached.
+            fetch_from = effect.decision.chosen.fetch_from
+            holder = fetch_from if flight.lender is None else flight.lender
+            effects.append(self._go(flight, effect.worker_id, holder))
+            return
+        flight, leg = self._legs.answer(effect.request_id, effect.worker_id)
+        coming = flight.coming(leg.seq_id, self._address(flight.worker_id))
+        effects.append(Forward(leg.worker_id, coming))
+
+    def _go(self, flight: Flight, worker_id: WorkerId, holder: WorkerId | None) -> Forward:
+        """It goes there, and its KV may be copied from the holder."""
+        return Forward(worker_id, Arrive(flight.begin(worker_id, self._address(holder))))
+
+    def _address(self, holder: WorkerId | None) -> str:
         worker = None if holder is None else self._workers.get(holder)
         return "" if worker is None else worker.kv_address
 
     def _request(self, flight: Flight) -> RouteRequest:
-        """As the router sees it: what is known of it, and what is still to come."""
-        spec = flight.specs[0]
-        tokens = flight.known_tokens()
-        return RouteRequest(
-            request_id=flight.request_id,
-            block_names=self._names(spec, tokens),
-            num_tokens=len(tokens),
-            num_choices=len(flight),
-            max_tokens=len(spec.prompt_tokens) + spec.params.max_tokens - len(tokens),
-            priority=spec.priority,
-            slo=spec.slo,
-            tenant=spec.salt,
-            adapter=spec.adapter,
-            arrived_ns=spec.arrived_ns,
-            deadline_ns=spec.deadline_ns,
-            excluded=flight.excluded,
-            is_migration=flight.num_migrations > 0 or flight.lender is not None,
-            role=Role.PREFILL if flight.is_prefilling else Role.MIXED,
-        )
-
-    def _names(self, spec: SeqSpec, tokens: Sequence[int]) -> tuple[bytes, ...]:
-        """Of the full blocks, as any worker names them; they all serve the same model."""
         worker = next(iter(self._workers.values()), None)
-        if worker is None:
-            return ()
-        of = worker.spec
-        root = root_name(of.model_digest, of.kv_dtype, of.block_size, spec.adapter, spec.salt)
-        chain = BlockChain.of(root, of.block_size, spec.prompt_tokens)
-        chain.extend(tokens)
-        return tuple(chain.names)
+        return flight.as_request(None if worker is None else worker.spec)
 
     # ---- words
 
-    def _say(self, flight: Flight, words: Sequence[Word], effects: list[FrontEffect]) -> None:
+    def _say(self, flight: Flight, words: Sequence[Said], effects: list[FrontEffect]) -> None:
         effects += words
         for word in words:
             if isinstance(word, Finish | Reject):
                 del self._flight_of[word.seq_id]
                 self._end_lease(flight, word.seq_id, effects)
         if flight.is_over and self._flights.pop(flight.request_id, None) is not None:
+            self._drop_leg(flight, effects)
             self._route(RouteDone(flight.request_id), effects)

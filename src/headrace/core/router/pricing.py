@@ -117,8 +117,12 @@ class Pricing:
 
     def _find_terms(self, predictor: Predictor, depth: int) -> Terms:
         num_tokens = max(1, self.request.num_tokens)
-        terms = Terms(predictor, num_tokens, depth)
         deepest, link = self._deepest, self._config.kv_link
+        if self.request.is_coming:
+            num_coming = len(self.request.block_names) - depth
+            coming_ns = predictor.fetch_ns(num_coming, link) or 0
+            return Terms(predictor, num_tokens, depth + num_coming, num_coming, coming_ns)
+        terms = Terms(predictor, num_tokens, depth)
         if link and deepest > depth:
             transfer_ns = predictor.fetch_ns(deepest - depth, link)
             if transfer_ns is not None:

@@ -80,6 +80,11 @@ class Scheduler:
         """
         return count_prefill(self._kv, self._waiting, self._running.values())
 
+    @property
+    def num_promised_blocks(self) -> int:
+        """Blocks that running sequences were promised and do not hold yet."""
+        return sum(self._num_promised(seq) for seq in self._running.values())
+
     def predict_ttft_ns(self, seq: Sequence) -> Ns:
         """Predicted time until a sequence that arrives now has its first token."""
         return predict_ttft_ns(
@@ -311,7 +316,7 @@ class Scheduler:
         if not self._waiting or step.has_preempted or step.is_abandoned:
             return
         num_passed = 0
-        num_reserved = self._num_reserved()
+        num_reserved = self.num_promised_blocks
         # Each sequence that runs may need its token in the same step.
         limit = min(self._config.max_running_seqs, self._config.step_tokens)
         for seq in self._waiting.candidates(now):
@@ -379,10 +384,6 @@ class Scheduler:
 
     def _num_promised(self, seq: Sequence) -> int:
         return max(0, self._kv.blocks_for(seq.promised_tokens) - self._kv.num_held(seq.seq_id))
-
-    def _num_reserved(self) -> int:
-        """Blocks that running sequences were promised and do not hold yet."""
-        return sum(self._num_promised(seq) for seq in self._running.values())
 
     @property
     def num_kept(self) -> int:

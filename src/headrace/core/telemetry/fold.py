@@ -12,6 +12,7 @@ from headrace.core.base.events import (
     Admitted,
     Arrive,
     CallAt,
+    Computed,
     CopyDone,
     Emit,
     EngineEffect,
@@ -45,7 +46,7 @@ class Telemetry:
         self.cost = cost
         self._default_slo = default_slo
         self._lives: dict[SeqId, Life] = {}
-        self._copies: dict[int, SeqId] = {}
+        self._copies: dict[int, StartCopy] = {}  # for sequences that are here, or expected
         self._ledger = StepLedger()
         self._step: RunningStep | None = None
         self._ahead: deque[StepPlan] = deque()  # started, but not before that one has ended
@@ -66,15 +67,20 @@ class Telemetry:
             case Arrive(seqs):
                 for spec in seqs:
                     slo = merge_slo(spec.slo, self._default_slo)
-                    self._lives[spec.seq_id] = Life(spec, slo, now, self._ledger)
+                    life = self._lives[spec.seq_id] = Life(spec, slo, now, self._ledger)
+                    for copy in self._copies.values():
+                        if copy.seq_id == spec.seq_id:
+                            life.start_copy(now, copy.copy_id, is_handoff=copy.is_handoff)
             case StepDone(result):
                 self._end_step(now, result.step_id, is_lost=False)
             case StepFailed(step_id):
                 self._end_step(now, step_id, is_lost=True)
             case CopyDone(copy_id):
-                life = self._lives.get(self._copies.pop(copy_id, SeqId(-1)))
-                if life is not None:
-                    life.end_copy(now, copy_id)
+                begun = self._copies.pop(copy_id, None)
+                if begun is not None and begun.seq_id is not None:
+                    ended = self._lives.get(begun.seq_id)
+                    if ended is not None:
+                        ended.end_copy(now, copy_id)
         records: list[RequestRecord] = []
         for effect in effects:
             self._apply(now, effect, records)
@@ -86,8 +92,10 @@ class Telemetry:
         if isinstance(effect, StartStep):
             self._ahead.append(effect.plan)
             return
-        if isinstance(effect, (CallAt, KvChanged)) or effect.seq_id is None:
+        if isinstance(effect, (CallAt, KvChanged, Computed)) or effect.seq_id is None:
             return
+        if isinstance(effect, StartCopy):
+            self._copies[effect.copy_id] = effect
         life = self._lives.get(effect.seq_id)
         if life is None:
             return
@@ -100,7 +108,6 @@ class Telemetry:
             case Preempted():
                 life.preempt(now, effect.num_lost_tokens)
             case StartCopy(copy_id=copy_id):
-                self._copies[copy_id] = life.seq_id
                 life.start_copy(now, copy_id, is_handoff=effect.is_handoff)
             case Finish():
                 del self._lives[effect.seq_id]

@@ -57,6 +57,30 @@ def test_the_last_word_frees_the_id_for_another_one() -> None:
     assert scope.inner(SeqId(0)) == 11
 
 
+def test_a_sequence_that_is_announced_keeps_its_id_and_counts_once() -> None:
+    scope = Scope()
+    assert scope.expect(SeqId(0), 10) == 10
+    with pytest.raises(TransferError, match="announces sequence id 0 twice"):
+        scope.expect(SeqId(0), 11)
+    assert scope.expected(SeqId(0)) == 10
+    assert scope.held() == [10]
+    assert scope.has_come(SeqId(10))
+    inward = scope.enter([spec(1), spec(0)], [20, 21])
+    assert [one.seq_id for one in inward] == [20, 10]
+    assert not scope.has_come(SeqId(20))
+    assert scope.expected(SeqId(0)) is None
+    assert scope.held() == []
+
+
+def test_one_that_will_not_come_is_forgotten() -> None:
+    scope = Scope()
+    scope.expect(SeqId(0), 10)
+    assert scope.end_lease(SeqId(0)) == 10
+    assert scope.end_lease(SeqId(0)) is None
+    assert [one.seq_id for one in scope.enter([spec(0)], [20])] == [20]
+    assert scope.has_come(SeqId(20))
+
+
 @pytest.mark.parametrize("reason", FinishReason)
 def test_what_ends_by_itself_under_a_lease_is_lent_until_its_end(reason: FinishReason) -> None:
     scope = Scope()
@@ -65,8 +89,8 @@ def test_what_ends_by_itself_under_a_lease_is_lent_until_its_end(reason: FinishR
     scope.outward(finish(10, reason))
     scope.outward(finish(11, reason))
     lent = [10] if reason is FinishReason.LENGTH else []
-    assert scope.lent() == lent
+    assert scope.held() == lent
     assert scope.end_lease(SeqId(1)) is None
     assert scope.end_lease(SeqId(0)) == (10 if lent else None)
     assert scope.end_lease(SeqId(0)) is None
-    assert scope.lent() == []
+    assert scope.held() == []
