@@ -190,10 +190,10 @@ def test_a_slow_link_shows_in_the_time_between_tokens() -> None:
 
 
 def test_kv_is_copied_while_the_rest_of_the_prompt_is_computed() -> None:
-    """In steps of a quarter of a prompt, only the last quarter's KV is left to wait for."""
+    """In shorter steps, less is left to wait for. Most prompts begin with a half that is cached."""
     waits = []
     for step_tokens in (256, 64):
-        cluster = replace(split(1, 1), link=Link(latency_ns=1e6, byte_ns=10.0))
+        cluster = replace(split(1, 1), link=Link(latency_ns=1e4, byte_ns=10.0))
         pools = [
             replace(
                 pool,
@@ -206,7 +206,7 @@ def test_kv_is_copied_while_the_rest_of_the_prompt_is_computed() -> None:
         report = simulate_cluster(replace(cluster, pools=pools))
         assert report.num_handoffs == TRAFFIC.num_requests
         waits.append(sum(record.time.transfer_ns for record in report.records))
-    assert waits[1] < waits[0] / 2
+    assert waits[1] < 0.7 * waits[0]
 
 
 @pytest.mark.parametrize("seed", range(3))
