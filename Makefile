@@ -5,6 +5,7 @@
 #   make bench-compare    what moved since the baseline of make bench-baseline
 #   make test-ray    workers on a real Ray        make test-deploy    what is in deploy/; both install their extra
 #   make test-engines     the gateway over llama-cpp-python's server, which it installs for itself
+#   make test-nixl        KV by NIXL, which it installs (70 MB)
 #   make bench-engines    loads against headrace and that server, in turns
 #   make setup    the development environment    make clean       forget what was built
 
@@ -25,7 +26,7 @@ DEV := $(VENV)/.installed-dev
 # Other people's engines live in environments of their own.
 LLAMA_CPP := build/engines/llama-cpp
 
-.PHONY: serve setup test test-slow test-engines test-ray test-deploy bench-engines check format bench bench-baseline bench-compare clean
+.PHONY: serve setup test test-slow test-engines test-ray test-nixl test-deploy bench-engines check format bench bench-baseline bench-compare clean
 .DEFAULT_GOAL := serve
 
 serve: $(if $(wildcard $(DEV)),$(DEV),$(APP))
@@ -43,6 +44,10 @@ test-slow: $(DEV)
 test-ray: $(DEV)
 	$(PIP) install 'ray>=2.60,<3'
 	$(PYTEST) -m slow tests/chaos/test_ray.py $(ARGS)
+
+test-nixl: $(DEV)
+	$(PIP) install --no-deps 'nixl-cu12>=1.5,<2'
+	UCX_TLS=tcp,self $(PYTEST) tests/conformance/test_mover.py $(ARGS)
 
 test-deploy: $(DEV)
 	$(PIP) install 'helm-python-sdk>=0.2.2' 'kubernetes-validate>=1.37' 'pyyaml>=6'

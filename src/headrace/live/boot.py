@@ -3,6 +3,7 @@
 What does not fit, is not there or cannot be read is a ConfigError that says what would do.
 """
 
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import Any
 from headrace.adapters.executors.model import ModelExecutor
 from headrace.adapters.executors.port import Executor
 from headrace.adapters.movers.mover import PoolMover
+from headrace.adapters.movers.nixl import NixlAgent, NixlMissing, interface_of
 from headrace.adapters.movers.pool import SharedPool
 from headrace.adapters.movers.port import Mover
 from headrace.core.base.errors import ConfigError, DeviceError, InvariantError
@@ -35,6 +37,8 @@ from headrace.models.hub import resolve_model
 from headrace.models.load import LoadedModel, ModelDescription, load_model
 from headrace.models.text.template import ChatTemplate
 from headrace.ops.interface import Backend, KvLayout, KvType, Model
+
+_log = logging.getLogger(__name__)
 
 Progress = Callable[[str, int, int], None]
 """Called with (what is under way: "fetch" or "load", bytes done, bytes in all); or, where workers
@@ -178,7 +182,8 @@ def _booted(
     mover = None
     if worker and config.device.backend == "native" and hasattr(os, "memfd_create"):
         pool = SharedPool(kv.num_blocks, kv.block_bytes)
-        mover = PoolMover(pool, host=worker.kv_host, secret=worker.secret)
+        agent = _make_nixl(pool, config.kv.nixl, worker.kv_host)
+        mover = PoolMover(pool, host=worker.kv_host, secret=worker.secret, nixl=agent)
     if executor is None:
         executor = _make_executor(config, loaded, backend, kv, mover)
     # The first request may be refused, so times must be known before it comes. The budget learns
@@ -208,6 +213,17 @@ def _booted(
         text_engine=text_engine,
         step_fit=step_fit,
     )
+
+
+def _make_nixl(pool: SharedPool, device: str, host: str) -> NixlAgent | None:
+    """None where nobody asked for it, nobody else could reach it, or it does not work here."""
+    if not (device and host):
+        return None
+    try:
+        return NixlAgent(pool, interface_of(host) if device == "auto" else device)
+    except NixlMissing as fault:
+        _log.warning("KV goes between machines over TCP: %s", fault)
+        return None
 
 
 def make_backend(device: DeviceConfig) -> Backend[Any, Any]:

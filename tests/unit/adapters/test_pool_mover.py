@@ -89,21 +89,6 @@ def block(mover: PoolMover, block_id: int) -> bytes:
     return os.pread(file.fd, BYTES, file.offset + block_id * BYTES)
 
 
-def test_blocks_arrive_in_order_between_pools_of_unequal_size(
-    theirs: PoolMover, ours: PoolMover
-) -> None:
-    assert copied(ours, theirs.address, 2, 0, 3) == CopyDone(5, 3)
-    assert [block(ours, 20 + place) for place in range(3)] == [content(2), content(0), content(3)]
-
-
-def test_a_copy_ends_before_the_first_block_that_is_not_there(
-    theirs: PoolMover, ours: PoolMover
-) -> None:
-    theirs.publish([BlockRemoved(name(1))])
-    end = copied(ours, theirs.address, 0, 1, 2)
-    assert (end.num_blocks, end.error) == (1, "the source no longer has it")
-
-
 def test_a_block_that_is_given_up_while_it_is_copied_does_not_count(theirs: PoolMover) -> None:
     pool = SharedPool(BLOCKS, BYTES)
 
@@ -170,31 +155,6 @@ def test_a_pool_outlives_its_owner_for_those_who_read_it() -> None:
             assert os.pread(pool.file.fd, 64, pool.file.offset + 64) == bytes([9]) * 64
         with pytest.raises(TransferError, match="cannot be read"):
             SharedSource(address, 64)
-
-
-def test_closing_ends_what_waits(theirs: PoolMover) -> None:
-    ours = PoolMover(SharedPool(BLOCKS, BYTES))
-    ends: queue.SimpleQueue[CopyDone] = queue.SimpleQueue()
-    for _ in range(50):
-        ours.start(
-            StartCopy(copy_id=1, source=theirs.address, names=(name(0),), block_ids=(BlockId(0),)),
-            ends.put,
-        )
-    ours.close()
-    ours.close()
-    assert sum(1 for _ in range(50) if ends.get(timeout=1).copy_id == 1) == 50
-
-
-def test_blocks_come_from_other_machines_too(far: PoolMover) -> None:
-    with closing(PoolMover(SharedPool(BLOCKS, BYTES), secret=SECRET)) as ours:
-        for _ in range(3):  # over one stream
-            assert copied(ours, from_afar(far.address), 2, 0, 3) == CopyDone(5, 3)
-            got = [block(ours, 20 + place) for place in range(3)]
-            assert got == [content(2), content(0), content(3)]
-        far.publish([BlockRemoved(name(0))])
-        end = copied(ours, from_afar(far.address), 2, 0, 3)
-        assert (end.num_blocks, end.error) == (1, "the source no longer has it")
-        assert copied(ours, from_afar(far.address), 3).num_blocks == 1
 
 
 def test_only_to_those_who_know_the_secret(far: PoolMover) -> None:

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Sequence
 from typing import Protocol
 
+from headrace.adapters.movers.nixl import NixlAgent, NixlServer, NixlSource
 from headrace.adapters.movers.pool import SharedPool, SharedSource, is_alive, is_here
 from headrace.adapters.movers.port import OnCopyDone
 from headrace.adapters.movers.tcp import BlockServer, BrokenCopy, TcpSource
@@ -31,14 +32,26 @@ class Source(Protocol):
 
 class PoolMover:
     """Copies run one after another on a thread of its own. With a `host` and a `secret`, workers of
-    other machines may copy from here, and this one from them. OSError where that host cannot be
-    listened at.
+    other machines may copy from here, and this one from them, also through NIXL where both have an
+    agent. OSError where that host cannot be listened at.
     """
 
-    def __init__(self, pool: SharedPool, *, host: str = "", secret: bytes = b"") -> None:
+    def __init__(
+        self,
+        pool: SharedPool,
+        *,
+        host: str = "",
+        secret: bytes = b"",
+        nixl: NixlAgent | None = None,
+    ) -> None:
         self.pool = pool
         self._secret = secret
-        self._server = BlockServer(pool, host, secret) if host else None
+        self._nixl = nixl
+        self._servers: list[BlockServer] = []
+        if host:
+            self._servers.append(BlockServer(pool, host, secret))
+            if nixl is not None:
+                self._servers.append(NixlServer(nixl, host, secret))
         self._block_of: dict[bytes, BlockId] = {}
         self._inbox: queue.SimpleQueue[tuple[StartCopy, OnCopyDone] | None] = queue.SimpleQueue()
         self._sources: dict[str, Source] = {}
@@ -48,7 +61,7 @@ class PoolMover:
 
     @property
     def address(self) -> str:
-        return BETWEEN.join((self.pool.address, *((self._server.address,) if self._server else ())))
+        return BETWEEN.join((self.pool.address, *(server.address for server in self._servers)))
 
     def publish(self, changes: Sequence[BlockStored | BlockRemoved]) -> None:
         for change in changes:
@@ -64,12 +77,14 @@ class PoolMover:
     def close(self) -> None:
         if not self._is_closed:
             self._is_closed = True
-            if self._server is not None:
-                self._server.close()
+            for server in self._servers:
+                server.close()
             self._inbox.put(None)
             self._thread.join()
             for source in self._sources.values():
                 source.close()
+            if self._nixl is not None:
+                self._nixl.close()
             self.pool.close()
 
     def _run(self) -> None:
@@ -106,4 +121,9 @@ class PoolMover:
         addresses = place.split(BETWEEN)
         if is_here(place) or len(addresses) == 1:
             return SharedSource(addresses[0], self.pool.block_bytes)
+        if self._nixl is not None and len(addresses) > 2:
+            try:
+                return NixlSource(addresses[2], self._nixl, self._secret)
+            except TransferError as fault:
+                _log.warning("KV comes over TCP instead: %s", fault)
         return TcpSource(addresses[1], self.pool.block_bytes, self._secret)

@@ -57,12 +57,16 @@ class SharedPool:
 
     def read(self, name: bytes) -> bytes | None:
         """A copy of the block that had this name all the time; None where there is none."""
-        index = _find(self._memory, name, self.num_blocks)
+        index = self.find(name)
         if index is None:
             return None
         start = self._offset + index * self.block_bytes
         block = self._memory[start : start + self.block_bytes]
         return block if _has(self._memory, index, name) else None
+
+    def find(self, name: bytes) -> int | None:
+        """The block that has this name now."""
+        return _find(self._memory, name, self.num_blocks)
 
     def close(self) -> None:
         """For whoever computes with it has a mapping of its own."""

@@ -31,7 +31,7 @@ MAX_STREAMS: Final = 64
 RETRY_S: Final = 0.1
 
 
-class _Stream:
+class BlockStream:
     """Framed messages over a connected socket, one after another; waits at most PATIENCE_S, and
     from the begin to `until_s` in all, where that is given and not taken back.
     """
@@ -110,6 +110,8 @@ class _Stream:
 class BlockServer:
     """Lends the blocks of a pool to whoever knows the secret, on threads of its own."""
 
+    kind = "tcp"  # of its address
+
     def __init__(self, pool: SharedPool, host: str, secret: bytes) -> None:
         """Listens on a free port of `host`. OSError where it cannot."""
         self._pool = pool
@@ -122,9 +124,9 @@ class BlockServer:
 
     @property
     def address(self) -> str:
-        """What a TcpSource of another machine reads it by."""
+        """What a source of another machine reads it by."""
         host, port = self._listener.getsockname()[:2]
-        return f"tcp:{self._pool.block_bytes}:{port}:{host}"
+        return f"{self.kind}:{self._pool.block_bytes}:{port}:{host}"
 
     def close(self) -> None:
         # A shutdown wakes whoever waits in accept or recv, which a close does not.
@@ -159,7 +161,7 @@ class BlockServer:
         with stream, suppress(EOFError, OSError):
             try:
                 until_s = time.monotonic() + PATIENCE_S
-                line = _Stream(stream, self._secret, FROM_LENDER, TO_LENDER, until_s=until_s)
+                line = BlockStream(stream, self._secret, FROM_LENDER, TO_LENDER, until_s=until_s)
                 while True:
                     names = line.receive(MAX_NAMES * NAME_BYTES)
                     line.until_s = None  # it has shown that it knows the secret
@@ -173,7 +175,7 @@ class BlockServer:
         with self._lock:
             self._streams.discard(stream)
 
-    def _lend(self, line: _Stream, names: bytes) -> None:
+    def _lend(self, line: BlockStream, names: bytes) -> None:
         for start in range(0, len(names), NAME_BYTES):
             block = self._pool.read(names[start : start + NAME_BYTES])
             line.send(block or b"")
@@ -185,24 +187,8 @@ class TcpSource:
     """Another machine's pool. One copy at a time."""
 
     def __init__(self, address: str, block_bytes: int, secret: bytes) -> None:
-        """TransferError where there is no such pool, or its blocks are of another size."""
-        try:
-            kind, size, port, host = address.split(":", 3)
-            if kind != "tcp" or int(size) != block_bytes:
-                raise TransferError(f"{address!r} is not a pool of blocks of {block_bytes} bytes")
-            stream = socket.create_connection((host, int(port)), timeout=PATIENCE_S)
-        except ValueError:
-            raise TransferError(f"{address!r} is no address of a pool") from None
-        except OSError as error:
-            raise TransferError(f"{address!r} cannot be reached: {error}") from error
-        try:
-            self._line = _Stream(stream, secret, TO_LENDER, FROM_LENDER)
-        except (EOFError, OSError) as error:
-            stream.close()
-            raise TransferError(f"{address!r} does not answer") from error
-        except TransferError:
-            stream.close()
-            raise
+        """As `open_stream`."""
+        self._line = open_stream(address, BlockServer.kind, block_bytes, secret)
 
     def copy(self, names: Sequence[bytes], pool: SharedPool, block_ids: Sequence[BlockId]) -> int:
         """How many blocks have come, from the first one on. TransferError where the stream broke:
@@ -222,6 +208,29 @@ class TcpSource:
 
     def close(self) -> None:
         self._line.socket.close()
+
+
+def open_stream(address: str, kind: str, block_bytes: int, secret: bytes) -> BlockStream:
+    """To a lender of this kind. TransferError where there is no such pool, or its blocks are of
+    another size.
+    """
+    try:
+        its_kind, size, port, host = address.split(":", 3)
+        if its_kind != kind or int(size) != block_bytes:
+            raise TransferError(f"{address!r} is not a pool of blocks of {block_bytes} bytes")
+        stream = socket.create_connection((host, int(port)), timeout=PATIENCE_S)
+    except ValueError:
+        raise TransferError(f"{address!r} is no address of a pool") from None
+    except OSError as error:
+        raise TransferError(f"{address!r} cannot be reached: {error}") from error
+    try:
+        return BlockStream(stream, secret, TO_LENDER, FROM_LENDER)
+    except (EOFError, OSError) as error:
+        stream.close()
+        raise TransferError(f"{address!r} does not answer") from error
+    except TransferError:
+        stream.close()
+        raise
 
 
 class BrokenCopy(TransferError):

@@ -79,6 +79,12 @@ class KvConfig:
         high=3600,
         flag="--kv-lease-s",
     )
+    nixl: str = setting(
+        "",
+        "network over which KV goes between machines by NIXL where both have it: a device as UCX"
+        " calls it, or auto = that of the way to the front end; empty = TCP, authenticated",
+        flag="--kv-nixl",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

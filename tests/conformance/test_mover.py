@@ -1,0 +1,165 @@
+"""What every way of KV does: whole blocks by their names, in order, or an end that says why not."""
+
+import os
+import queue
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from headrace.adapters.movers.mover import BETWEEN, PoolMover
+from headrace.adapters.movers.nixl import NixlAgent, NixlMissing, bindings
+from headrace.adapters.movers.pool import SharedPool
+from headrace.core.base.events import BlockRemoved, BlockStored, CopyDone, StartCopy
+from headrace.core.base.types import BlockId
+
+BLOCKS, BYTES = 300, 64  # the names take more than a page
+ROOT = bytes(16)
+HOST, SECRET = "127.0.0.1", b"sixteen letters!"
+WAYS = ("memory", "tcp", "nixl")
+
+
+def mover(way: str, num_blocks: int = BLOCKS) -> PoolMover:
+    pool = SharedPool(num_blocks, BYTES)
+    nixl = NixlAgent(pool, "lo") if way == "nixl" else None
+    return PoolMover(pool, host="" if way == "memory" else HOST, secret=SECRET, nixl=nixl)
+
+
+def place(way: str, lender: PoolMover) -> str:
+    """As whoever has to go that way calls it."""
+    _, *others = lender.address.split(BETWEEN)
+    return lender.address if way == "memory" else BETWEEN.join(("shm:elsewhere:1:2:3:4", *others))
+
+
+def name(index: int) -> bytes:
+    return bytes([index + 1]) * 16
+
+
+def content(index: int) -> bytes:
+    return bytes([index]) * BYTES
+
+
+@pytest.fixture(params=WAYS)
+def way(request: pytest.FixtureRequest) -> str:
+    way: str = request.param
+    if way == "nixl":
+        try:
+            bindings()
+        except NixlMissing as fault:
+            pytest.skip(fault.message)
+    return way
+
+
+@pytest.fixture
+def theirs(way: str) -> Iterator[PoolMover]:
+    """Block 10 + i holds what name(i) says, for four of them."""
+    with closing(mover(way)) as lender:
+        for index in range(4):
+            lender.pool.write(BlockId(10 + index), memoryview(content(index)))
+            lender.publish([BlockStored(name(index), ROOT, BlockId(10 + index))])
+        yield lender
+
+
+@pytest.fixture
+def ours(way: str) -> Iterator[PoolMover]:
+    with closing(mover(way, BLOCKS + 7)) as borrower:
+        yield borrower
+
+
+def copied(borrower: PoolMover, source: str, *indices: int) -> CopyDone:
+    done: queue.SimpleQueue[CopyDone] = queue.SimpleQueue()
+    copy = StartCopy(
+        copy_id=5,
+        source=source,
+        names=tuple(name(index) for index in indices),
+        block_ids=tuple(BlockId(20 + place) for place in range(len(indices))),
+    )
+    borrower.start(copy, done.put)
+    end = done.get(timeout=30)
+    assert end.copy_id == 5
+    return end
+
+
+def blocks(borrower: PoolMover, num_blocks: int) -> list[bytes]:
+    file = borrower.pool.file
+    return [
+        os.pread(file.fd, BYTES, file.offset + (20 + place) * BYTES) for place in range(num_blocks)
+    ]
+
+
+def test_blocks_arrive_in_order_between_pools_of_unequal_size(
+    way: str, theirs: PoolMover, ours: PoolMover
+) -> None:
+    for _ in range(3):
+        assert copied(ours, place(way, theirs), 2, 0, 3) == CopyDone(5, 3)
+        assert blocks(ours, 3) == [content(2), content(0), content(3)]
+
+
+def test_a_copy_ends_before_the_first_block_that_is_not_there(
+    way: str, theirs: PoolMover, ours: PoolMover
+) -> None:
+    theirs.publish([BlockRemoved(name(1))])
+    end = copied(ours, place(way, theirs), 0, 1, 2)
+    assert (end.num_blocks, end.error) == (1, "the source no longer has it")
+    assert blocks(ours, 3) == [content(0), bytes(BYTES), bytes(BYTES)]
+    assert copied(ours, place(way, theirs), 1).num_blocks == 0
+    assert copied(ours, place(way, theirs), 3).num_blocks == 1
+
+
+def test_both_lend_to_each_other(way: str, theirs: PoolMover, ours: PoolMover) -> None:
+    ours.pool.write(BlockId(3), memoryview(content(9)))
+    ours.publish([BlockStored(name(9), ROOT, BlockId(3))])
+    assert copied(theirs, place(way, ours), 9).num_blocks == 1
+    assert blocks(theirs, 1) == [content(9)]
+    assert copied(ours, place(way, theirs), 1).num_blocks == 1
+
+
+@pytest.mark.parametrize("source", ["", "nonsense", "shm:a:1:2:3:4|tcp:64:1:127.0.0.1|nixl:64:1:x"])
+def test_where_nobody_is_nothing_comes(ours: PoolMover, source: str) -> None:
+    end = copied(ours, source, 0)
+    assert end.num_blocks == 0
+    assert end.error
+
+
+def test_a_lender_that_dies_takes_nothing_with_it(way: str, ours: PoolMover) -> None:
+    """What it had is not there any more, but where it lies in memory of this machine."""
+    script = (
+        "import sys; sys.path.insert(0, 'tests')\n"
+        "from conformance.test_mover import *\n"
+        "lender = mover(sys.argv[1])\n"
+        "lender.pool.write(BlockId(1), memoryview(content(0)))\n"
+        "lender.publish([BlockStored(name(0), ROOT, BlockId(1))])\n"
+        "print(place(sys.argv[1], lender), flush=True)\n"
+        "input()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script, way],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as lender:
+        assert lender.stdout is not None
+        source = lender.stdout.readline().strip()
+        assert copied(ours, source, 0).num_blocks == 1
+        lender.kill()
+        lender.wait()
+    end = copied(ours, source, 0)
+    assert end.num_blocks == (way == "memory")
+    assert bool(end.error) == (way != "memory")
+
+
+def test_closing_ends_what_waits(way: str, theirs: PoolMover) -> None:
+    borrower = mover(way)
+    ends: queue.SimpleQueue[CopyDone] = queue.SimpleQueue()
+    for _ in range(50):
+        borrower.start(
+            StartCopy(
+                copy_id=1, source=place(way, theirs), names=(name(0),), block_ids=(BlockId(0),)
+            ),
+            ends.put,
+        )
+    borrower.close()
+    borrower.close()
+    assert sum(1 for _ in range(50) if ends.get(timeout=1).copy_id == 1) == 50
