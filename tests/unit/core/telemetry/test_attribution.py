@@ -293,7 +293,7 @@ def test_a_copy_that_began_before_the_sequence_came_counts_from_there_on() -> No
     script.see(CopyDone(1, 0))
     script.admit(0)
     script.step((0, 0, PROMPT), emits=[0])
-    assert times_ms(script.finish(0)) == {"transfer": 5.0, "own_prefill": 66.0}
+    assert times_ms(script.finish(0)) == {"kv_load": 5.0, "own_prefill": 66.0}
 
 
 def test_arrival_after_the_engine_saw_it_is_taken_for_now() -> None:
