@@ -287,13 +287,11 @@ def test_a_copy_that_began_before_the_sequence_came_counts_from_there_on() -> No
     script = Script()
     copy = StartCopy(copy_id=1, source="", names=(), block_ids=(), seq_id=SeqId(0), is_handoff=True)
     script.see(Cancel(SeqId(-1)), copy)
-    script.wait(7)
     script.arrive(0)
     script.wait(5)
     script.see(CopyDone(1, 0))
-    script.admit(0)
-    script.step((0, 0, PROMPT), emits=[0])
-    assert times_ms(script.finish(0)) == {"kv_load": 5.0, "own_prefill": 66.0}
+    script.run(0, num_decode=0)
+    assert times_ms(script.finish(0)) == {"transfer": 5.0, "own_prefill": 66.0}
 
 
 def test_arrival_after_the_engine_saw_it_is_taken_for_now() -> None:
