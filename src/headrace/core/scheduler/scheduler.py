@@ -315,8 +315,7 @@ class Scheduler:
         """
         if not self._waiting or step.has_preempted or step.is_abandoned:
             return
-        num_passed = 0
-        num_reserved = self.num_promised_blocks
+        num_passed, num_reserved = 0, self.num_promised_blocks
         # Each sequence that runs may need its token in the same step.
         limit = min(self._config.max_running_seqs, self._config.step_tokens)
         for seq in self._waiting.candidates(now):
