@@ -275,9 +275,9 @@ class FrontCore:
         """What ran there goes on elsewhere, as far as it may."""
         worker = self._workers.pop(event.worker_id)
         lost = [f for f in self._flights.values() if f.worker_id == event.worker_id]
+        self._route(event, effects)  # first, so that nothing more is sent there
         for flight in (*self._legs.to(event.worker_id), *lost):
             self._drop_leg(flight, effects)
-        self._route(event, effects)
         for flight in lost:
             words = flight.lose_worker(event.reason, is_failure=event.is_failure)
             if flight.num_failures > self._config.max_migrations:
