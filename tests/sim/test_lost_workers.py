@@ -103,7 +103,8 @@ def test_lost_workers_cost_no_token(seed: int) -> None:
 SPLIT = (Role.PREFILL, Role.PREFILL, Role.DECODE, Role.DECODE)
 
 
-@pytest.mark.parametrize("seed", range(9))
+# In 101 a lost worker is given up by a prompt that was expected there, while others wait for room.
+@pytest.mark.parametrize("seed", [*range(9), 101])
 @pytest.mark.parametrize("handoff", ["always", "auto"])
 def test_nor_does_a_hand_off_whatever_becomes_of_it(seed: int, handoff: str) -> None:
     """With short steps, so that prompts take several, of which the KV is copied meanwhile."""
