@@ -78,6 +78,7 @@ def test_logits_equal_those_of_transformers(tmp_path: Path, member: str, backend
     [
         {"quant_method": "awq", "bits": 4, "group_size": 64},
         {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True},
+        {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": False, "desc_act": True},
     ],
 )
 def test_logits_of_matrices_in_groups(
