@@ -16,6 +16,7 @@ from headrace.cluster.placement.process import Awaited, Launcher
 from headrace.cluster.process import LocalProcess, WorkerProcess
 from headrace.cluster.wire import Beat, Configure, FromWorker, Loading, Ready, Unfit
 from headrace.core.base.errors import TransferError
+from headrace.core.base.types import Ns
 from headrace.core.base.worker import Role
 from headrace.core.config.schema import Config, DeviceConfig, KvConfig, ModelConfig
 from support.placement import ProcessPlacer
@@ -51,7 +52,7 @@ class Rig:
         return heard
 
     def _let_in(self, awaited: Awaited, door: Door) -> None:
-        door.accept()
+        door.accept(Ns(time.monotonic_ns()))
         for guest in list(door):
             worker = door.listen(guest)
             if worker is not None:

@@ -46,10 +46,14 @@ def batch_of_arrays(*events: dict[str, Any]) -> bytes:
 
 class KvPublisher:
     """One engine's life. `most_kept` batches can be had again; `tells_topic` with a frame more, as
-    later versions send them.
+    later versions send them. `most_answered` batches of an answer arrive, and then its last one, as
+    where they are sent faster than they are read.
     """
 
-    def __init__(self, *, most_kept: int = 10_000, tells_topic: bool = False) -> None:
+    def __init__(
+        self, *, most_kept: int = 10_000, tells_topic: bool = False, most_answered: int = 10_000
+    ) -> None:
+        self._most_answered = most_answered
         self._before: tuple[bytes, ...] = (b"kv",) if tells_topic else ()
         self.num_replays = 0
         self._pub = _open_pub("tcp://127.0.0.1:*")
@@ -97,10 +101,13 @@ class KvPublisher:
             if not self._router.poll(20):
                 continue
             client, empty, first = self._router.recv_multipart()
-            for number, payload in list(self._kept):
-                if number >= int.from_bytes(first, "big"):
-                    frames = (client, empty, *self._before, number.to_bytes(8, "big"), payload)
-                    self._router.send_multipart(frames)
+            asked = [one for one in list(self._kept) if one[0] >= int.from_bytes(first, "big")]
+            for number, payload in (
+                *asked[: self._most_answered],
+                *asked[self._most_answered :][-1:],
+            ):
+                frames = (client, empty, *self._before, number.to_bytes(8, "big"), payload)
+                self._router.send_multipart(frames)
             self._router.send_multipart((client, empty, *self._before, b"\xff" * 8, b""))
             self.num_replays += 1
 

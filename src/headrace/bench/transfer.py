@@ -17,7 +17,7 @@ import msgspec
 
 from headrace.adapters.movers.mover import BETWEEN
 from headrace.adapters.movers.pool import SharedPool, SharedSource
-from headrace.adapters.movers.tcp import TcpSource
+from headrace.adapters.movers.tcp import TcpSource, fill
 from headrace.bench.lender import HOST, SECRET, name
 from headrace.core.base.errors import HeadraceError
 from headrace.core.base.types import BlockId
@@ -49,19 +49,24 @@ def measure_transfer() -> TransferReport:
     with (
         _lender() as (address, port),
         closing(SharedPool(NUM_BLOCKS, BLOCK_BYTES)) as pool,
-        closing(SharedSource(address.split(BETWEEN)[0], BLOCK_BYTES)) as memory,
-        closing(TcpSource(address.split(BETWEEN)[1], BLOCK_BYTES, SECRET)) as tcp,
     ):
+        shared, remote = address.split(BETWEEN)
 
         def take(source: SharedSource | TcpSource) -> None:
             if source.copy(names, pool, block_ids) != NUM_BLOCKS:
                 raise HeadraceError("blocks did not come")
 
         block = bytes(BLOCK_BYTES)
-        ways = [
-            _compared("shared memory", lambda: take(memory), "memcpy", lambda: _fill(pool, block)),
-            _compared("TCP", lambda: take(tcp), "bare socket", lambda: _read_bare(port, pool)),
-        ]
+        with closing(SharedSource(shared, BLOCK_BYTES)) as memory:
+            copied = _compared(
+                "shared memory", lambda: take(memory), "memcpy", lambda: _fill(pool, block)
+            )
+        # One after the other: a lender hangs up on whoever connects and asks for nothing.
+        with closing(TcpSource(remote, BLOCK_BYTES, SECRET)) as tcp:
+            received = _compared(
+                "TCP", lambda: take(tcp), "bare socket", lambda: _read_bare(port, pool)
+            )
+        ways = [copied, received]
     return TransferReport(block_bytes=BLOCK_BYTES, num_blocks=NUM_BLOCKS, ways=ways)
 
 
@@ -97,14 +102,8 @@ def _fill(pool: SharedPool, block: bytes) -> None:
 def _read_bare(port: int, pool: SharedPool) -> None:
     with socket.create_connection((HOST, port), timeout=10) as stream:
         for index in range(NUM_BLOCKS):
-            start = 0
             with pool.view(BlockId(index)) as block:
-                while start < BLOCK_BYTES:
-                    with block[start:] as rest:
-                        num_bytes = stream.recv_into(rest)
-                    if not num_bytes:
-                        raise HeadraceError("the bare socket broke off")
-                    start += num_bytes
+                fill(stream, block)
 
 
 @contextmanager

@@ -62,7 +62,7 @@ class Crew:
         self.fleet = fleet
         self._door = door
         self.switchboard = Switchboard()
-        self.switchboard.follow(fleet, door)
+        self.switchboard.follow(Ns(0), fleet, door)
         # Until every worker has been ready once: what each of them serves with.
         self.start: Future[list[wire.Ready]] = Future()
         self._handle = handle
@@ -78,6 +78,7 @@ class Crew:
         self._num_starting = 0  # as was told
         self._audits: dict[int, Audit] = {}
         self._num_audits = 0
+        self._parts: dict[WorkerId, list[bytes]] = {}  # names, of snapshots that are not whole yet
         self.on_record: OnRecord = lambda record: None
 
     @property
@@ -97,7 +98,7 @@ class Crew:
         for speaker in speaking:
             match speaker:
                 case Door():
-                    speaker.accept()
+                    speaker.accept(now)
                 case Guest():
                     self._meet(speaker)
                 case Slot(process=process) if process is not None:
@@ -149,7 +150,7 @@ class Crew:
         if self._door is not None:
             self._door.close_late()
         self._renew()
-        self.switchboard.follow(self.fleet, self._door)
+        self.switchboard.follow(self._now, self.fleet, self._door)
         self._reap()
         if self._num_starting != self.fleet.num_starting:
             self._num_starting = self.fleet.num_starting
@@ -174,6 +175,7 @@ class Crew:
             self.fleet.next_ns(),
             Ns(self._now + REAP_NS) if self._dying else None,
             Ns(self._renewed_ns + self._renew_ns) if self._has_remote else None,
+            self._door.rests_until(self._now) if self._door is not None else None,
         )
         return min((time for time in times if time is not None), default=None)
 
@@ -261,8 +263,20 @@ class Crew:
                     load = wire.load_of(stats)
                     self._handle(WorkerStats(slot.worker_id, load, num_received))
                     self._ask_whether_drained(slot, slot.worker_id, stats)
-            case wire.Snapshot(kv_no, names):
-                self._handle(WorkerKvSnapshot(slot.worker_id, kv_no, names))
+            case wire.Snapshot():
+                self._hear_snapshot(slot, slot.worker_id, message)
+
+    def _hear_snapshot(self, slot: Slot, worker_id: WorkerId, part: wire.Snapshot) -> None:
+        names = self._parts.pop(worker_id, [])
+        names += part.names
+        assert slot.ready is not None
+        most = slot.ready.spec.num_blocks
+        if len(names) > most:
+            raise TransferError(f"a snapshot of more than the {most} blocks that there are")
+        if part.is_last:
+            self._handle(WorkerKvSnapshot(worker_id, part.kv_no, tuple(names)))
+        else:
+            self._parts[worker_id] = names
 
     def _hear_turn(self, worker_id: WorkerId, turn: wire.Turn) -> None:
         for record in turn.records:
@@ -335,6 +349,7 @@ class Crew:
         for audit_id in list(self._audits):
             self._end_audit(audit_id, slot.name)
         if worker_id is not None:
+            self._parts.pop(worker_id, None)
             self._handle(WorkerDown(worker_id, reason, is_failure))
 
     # ---- those that leave

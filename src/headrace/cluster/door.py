@@ -13,12 +13,14 @@ from headrace.adapters.handshake import GREETING_BYTES, greeting, stream_secret
 from headrace.cluster.process import RemoteProcess
 from headrace.cluster.wire import Hello
 from headrace.core.base.errors import TransferError
+from headrace.core.base.types import NS_PER_S, Ns
 
 _log = logging.getLogger(__name__)
 
 MAX_GUESTS: Final = 64  # that have not proved anything yet
 MAX_HELLO_BYTES: Final = 4096  # nobody has to keep more for them
 PATIENCE_S: Final = 10.0
+REST_NS: Final = Ns(NS_PER_S // 2)  # when nobody can be let in, as without a free descriptor
 
 
 class Guest:
@@ -68,6 +70,8 @@ class Door:
         self._listener = listener
         self._secret = secret
         self._guests: list[Guest] = []
+        self._rests_until_ns = Ns(0)
+        self._is_in_trouble = False
 
     def fileno(self) -> int:
         return self._listener.fileno()
@@ -75,12 +79,28 @@ class Door:
     def __iter__(self) -> Iterator[Guest]:
         return iter(self._guests)
 
-    def accept(self) -> None:
+    def rests_until(self, now: Ns) -> Ns | None:
+        """None = it hears who comes. Those who come meanwhile are let in afterwards."""
+        return self._rests_until_ns if now < self._rests_until_ns else None
+
+    def accept(self, now: Ns) -> None:
         """Greet whoever has come; beyond MAX_GUESTS the oldest has to go."""
         try:
             stream, _ = self._listener.accept()
+        except (BlockingIOError, ConnectionError):
+            return  # whoever it was has left
+        except OSError as error:
+            # The listener stays readable: without a rest, its thread would do nothing else.
+            self._rests_until_ns = Ns(now + REST_NS)
+            if not self._is_in_trouble:
+                _log.error("no worker can come in for now: %s", error.strerror)
+            self._is_in_trouble = True
+            return
+        self._is_in_trouble = False
+        try:
             self._guests.append(Guest(stream))
         except OSError:
+            stream.close()
             return
         if len(self._guests) > MAX_GUESTS:
             self._guests.pop(0).close()

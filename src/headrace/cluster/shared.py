@@ -24,9 +24,9 @@ from headrace.cluster.wire import (
     Ready,
     Renew,
     SendSnapshot,
-    Snapshot,
     Submit,
     ToWorker,
+    snapshot_parts,
 )
 from headrace.cluster.worker_line import WorkerLine
 from headrace.core.base.errors import ConfigError, HeadraceError, TransferError
@@ -187,7 +187,8 @@ class Worker:
         return tuple(changes)
 
     def _send_snapshot(self, session: Session) -> None:
-        _tell(session, Snapshot(self._kv_no, tuple(self._cached)))
+        for part in snapshot_parts(self._kv_no, self._cached):
+            _tell(session, part)
 
     def close(self) -> None:
         self._booted.close()

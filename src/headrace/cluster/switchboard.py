@@ -8,6 +8,7 @@ from contextlib import suppress
 from headrace.cluster.door import Door, Guest
 from headrace.cluster.fleet import Slot
 from headrace.cluster.process import WorkerProcess
+from headrace.core.base.types import Ns
 
 _Line = WorkerProcess | Door | Guest
 Speaker = Slot | Door | Guest
@@ -47,7 +48,7 @@ class Switchboard:
                 speaking.append(speaker)
         return speaking
 
-    def follow(self, slots: Iterable[Slot], door: Door | None) -> None:
+    def follow(self, now: Ns, slots: Iterable[Slot], door: Door | None) -> None:
         """Listen to the processes that these have by now, and to whoever comes to the door; to
         nobody else.
         """
@@ -55,7 +56,9 @@ class Switchboard:
             slot.process: slot for slot in slots if slot.process is not None
         }
         if door is not None:
-            wanted |= {one: one for one in (door, *door)}
+            wanted |= {guest: guest for guest in door}
+            if door.rests_until(now) is None:
+                wanted[door] = door
         for line in self._lines.keys() - wanted.keys():
             # Its socket is closed, and the number of that may be another one's already.
             self._selector.unregister(line)

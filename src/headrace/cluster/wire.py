@@ -4,6 +4,8 @@ Times on the wire are of the sender's monotonic clock, and mean something to the
 beside `sent_ns`: two machines' clocks have nothing in common but their pace.
 """
 
+from collections.abc import Collection, Iterator
+from itertools import islice
 from typing import Annotated, Final, TypeAlias, TypeVar
 
 import msgspec
@@ -34,7 +36,8 @@ from headrace.core.router.events import WorkerLoad
 from headrace.core.telemetry.record import RequestRecord
 from headrace.models.load import ModelDescription
 
-PROTOCOL: Final = 3
+PROTOCOL: Final = 4
+MAX_PART_NAMES: Final = 1 << 18  # of a snapshot: 5 MB, behind which other words need not wait long
 WORKER_NAME: Final = r"\A[A-Za-z0-9._-]{1,64}\Z"  # it goes into headers, labels and logs
 TO_WORKER, FROM_WORKER = "to worker", "from worker"  # directions of frames
 
@@ -162,10 +165,13 @@ class Beat(msgspec.Struct, frozen=True, tag=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True, tag=True):
-    """All blocks that are cached; the next change has the number `kv_no`."""
+    """All blocks that are cached, in parts that follow one another, since a frame is bounded; the
+    next change has the number `kv_no`.
+    """
 
     kv_no: int
     names: tuple[bytes, ...]
+    is_last: bool = True
 
 
 class Audited(msgspec.Struct, frozen=True, tag=True):
@@ -190,6 +196,14 @@ class Leave(msgspec.Struct, frozen=True, tag=True):
 FromWorker: TypeAlias = (
     Hello | Loading | Ready | Unfit | Turn | Beat | Snapshot | Audited | Failed | Leave
 )
+
+
+def snapshot_parts(kv_no: int, names: Collection[bytes]) -> Iterator[Snapshot]:
+    rest, num_left = iter(names), len(names)
+    while num_left > MAX_PART_NAMES:
+        num_left -= MAX_PART_NAMES
+        yield Snapshot(kv_no, tuple(islice(rest, MAX_PART_NAMES)), is_last=False)
+    yield Snapshot(kv_no, tuple(rest))
 
 
 def load_of(stats: EngineStats) -> WorkerLoad:

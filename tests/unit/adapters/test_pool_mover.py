@@ -272,8 +272,9 @@ def test_whoever_has_copied_may_come_again_later(
 
 
 def test_a_lender_that_could_not_take_somebody_takes_the_next_one(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setattr("headrace.adapters.movers.tcp.RETRY_S", 0.01)
     accept = socket.socket.accept
     faults = [OSError(errno.EMFILE, "too many open files"), ConnectionAbortedError()]
 
@@ -290,3 +291,4 @@ def test_a_lender_that_could_not_take_somebody_takes_the_next_one(
         lender.publish([BlockStored(name(0), ROOT, BlockId(1))])
         assert copied(ours, from_afar(lender.address), 0).num_blocks == 1
         assert not faults
+        assert len(caplog.records) == 1  # it says so once

@@ -16,13 +16,14 @@ from headrace.cluster.wire import (
     Hello,
     Ready,
     Renew,
+    Snapshot,
 )
 from headrace.core.base.types import NS_PER_S, Ns
 from headrace.core.config.cluster import ClusterConfig
 from headrace.core.config.ledger import ByteLedger, KvPlan
 from headrace.core.config.schema import Config
 from headrace.core.cost.fitted import FittedCostModel
-from headrace.core.router.events import WorkerUp
+from headrace.core.router.events import WorkerKvSnapshot, WorkerUp
 from headrace.core.router.front import FrontEvent
 from headrace.models.load import ModelDescription
 from support.routing import spec
@@ -52,6 +53,7 @@ class Rig:
     def __init__(self) -> None:
         self.now_s = 100.0
         self.num_up = 0
+        self.snapshots: list[WorkerKvSnapshot] = []
         self.fleet = Fleet(
             ClusterConfig(silence_timeout_s=4.0),
             lambda slot: Configure(config=Config()),
@@ -62,7 +64,7 @@ class Rig:
             num_at=lambda worker_id: 0, drain_timeout_s=1.0, renew_s=2.0,
         )  # fmt: skip
         # Nobody has a socket here.
-        self.crew.switchboard.follow = lambda slots, door: None  # type: ignore[method-assign]
+        self.crew.switchboard.follow = lambda now, slots, door: None  # type: ignore[method-assign]
 
     def come(self) -> tuple[Slot, Voice]:
         voice = Voice()
@@ -86,6 +88,8 @@ class Rig:
 
     def _hear(self, event: FrontEvent) -> None:
         self.num_up += isinstance(event, WorkerUp)
+        if isinstance(event, WorkerKvSnapshot):
+            self.snapshots.append(event)
 
 
 @pytest.fixture
@@ -177,3 +181,24 @@ def test_whoever_comes_again_has_its_name_again(rig: Rig) -> None:
     assert voice.is_closed
     again, _ = rig.come()
     assert (again.name, again.num_starts) == ("box-0", 2)
+
+
+def test_a_snapshot_in_parts_is_told_when_it_is_whole(rig: Rig) -> None:
+    slot, _ = rig.come()
+    rig.say(slot, ready(num_blocks=3))
+    rig.say(slot, Snapshot(7, (b"a", b"b"), is_last=False))
+    assert not rig.snapshots
+    rig.say(slot, Beat(), Snapshot(7, (b"c",)))
+    rig.say(slot, Snapshot(9, (b"d",)))
+    assert [(one.seq_no, one.names) for one in rig.snapshots] == [
+        (7, (b"a", b"b", b"c")),
+        (9, (b"d",)),
+    ]
+
+
+def test_a_worker_has_no_more_blocks_than_it_said(rig: Rig) -> None:
+    slot, voice = rig.come()
+    rig.say(slot, ready(num_blocks=3))
+    rig.say(slot, *[Snapshot(7, (b"a", b"b"), is_last=False)] * 2)
+    assert voice.is_closed
+    assert "more than the 3 blocks" in slot.fault

@@ -1,19 +1,22 @@
 """Who comes in: whoever knows the secret, and nobody else costs anything."""
 
+import errno
 import socket
 import struct
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 
 import pytest
 
 from headrace.adapters.frames import MAX_FRAME_BYTES, FrameWriter, direction_key
 from headrace.adapters.handshake import GREETING_BYTES, greeting, read_secret, stream_secret
-from headrace.cluster.door import MAX_GUESTS, MAX_HELLO_BYTES, Door
+from headrace.cluster.door import MAX_GUESTS, MAX_HELLO_BYTES, REST_NS, Door
 from headrace.cluster.process import RemoteProcess
 from headrace.cluster.remote import address_of
+from headrace.cluster.switchboard import Switchboard
 from headrace.cluster.wire import FROM_WORKER, Beat, FromWorker, Hello, encode
 from headrace.core.base.errors import ConfigError
+from headrace.core.base.types import Ns
 from headrace.core.base.worker import Role
 
 SECRET = b"sixteen letters!"
@@ -31,7 +34,7 @@ def door() -> Iterator[Door]:
 def call(door: Door) -> socket.socket:
     with socket.socket(fileno=socket.dup(door.fileno())) as listener:
         stream = socket.create_connection(listener.getsockname(), timeout=5)
-    door.accept()
+    door.accept(Ns(0))
     return stream
 
 
@@ -122,6 +125,46 @@ def test_those_who_say_nothing_have_to_go(door: Door) -> None:
     assert not list(door)
     for stream in streams:
         stream.close()
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS])
+def test_without_descriptors_it_rests_and_says_so_once(
+    number: int, door: Door, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever waits outside keeps the listener readable all the time."""
+    accept, is_out = socket.socket.accept, True
+
+    def scarce(listener: socket.socket) -> object:
+        if is_out:
+            raise OSError(number, "there are no more")
+        return accept(listener)
+
+    monkeypatch.setattr(socket.socket, "accept", scarce)
+    with closing(Switchboard()) as board, call(door):
+        now = REST_NS  # of the first time
+        for _ in range(3):
+            board.follow(now, (), door)
+            assert board.wait(5.0) == [door]
+            door.accept(now)
+            board.follow(now, (), door)
+            assert not board.wait(0.0)
+            until = door.rests_until(now)
+            assert until == now + REST_NS
+            now = until
+        assert [record.getMessage() for record in caplog.records] == [
+            "no worker can come in for now: there are no more"
+        ]
+        is_out = False
+        board.follow(now, (), door)
+        assert board.wait(5.0) == [door]
+        door.accept(now)
+        assert len(list(door)) == 1
+
+
+def test_whoever_has_left_again_costs_no_rest(door: Door) -> None:
+    with suppress(BlockingIOError):
+        door.accept(Ns(5))  # nobody is there
+    assert door.rests_until(Ns(5)) is None
 
 
 def test_a_secret_is_long_and_in_a_file(tmp_path: object) -> None:

@@ -5,7 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.adapters.frames import MAX_FRAME_BYTES
 from headrace.cluster.wire import (
+    MAX_PART_NAMES,
     Configure,
     Loading,
     Snapshot,
@@ -13,6 +15,7 @@ from headrace.cluster.wire import (
     decode_from_worker,
     decode_to_worker,
     encode,
+    snapshot_parts,
 )
 from headrace.core.base.errors import TransferError
 from headrace.core.base.request import SeqSpec
@@ -20,6 +23,7 @@ from headrace.core.base.sampling import SamplingParams
 from headrace.core.base.types import Ns, SeqId
 from headrace.core.config.cluster import ClusterConfig
 from headrace.core.config.schema import Config
+from headrace.core.kv.names import NAME_BYTES
 
 
 def test_a_configuration_and_a_request_survive_the_way() -> None:
@@ -40,6 +44,24 @@ def test_a_configuration_and_a_request_survive_the_way() -> None:
     ):
         assert decode_to_worker(encode(message)) == message
     assert decode_from_worker(encode(Snapshot(3, (b"\0\xff",)))) == Snapshot(3, (b"\0\xff",))
+
+
+@pytest.mark.parametrize("num_names", [0, 1, 3, 4, 7, 9])
+def test_a_snapshot_has_all_names_in_parts_that_a_frame_holds(
+    num_names: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.cluster.wire.MAX_PART_NAMES", 3)
+    names = {bytes([number]): None for number in range(num_names)}
+    parts = list(snapshot_parts(5, names))
+    assert [name for part in parts for name in part.names] == list(names)
+    assert max(len(part.names) for part in parts) <= 3
+    assert {part.kv_no for part in parts} == {5}
+    assert [part.is_last for part in parts] == [False] * (len(parts) - 1) + [True]
+
+
+def test_the_largest_part_of_a_snapshot_fits_into_a_frame() -> None:
+    part = Snapshot(1 << 60, (bytes(NAME_BYTES),) * MAX_PART_NAMES, is_last=False)
+    assert len(encode(part)) < MAX_FRAME_BYTES // 8
 
 
 @given(st.binary(max_size=200))

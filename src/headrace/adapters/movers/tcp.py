@@ -9,7 +9,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -95,16 +95,27 @@ class BlockStream:
         return bytes(data)
 
     def _fill(self, view: memoryview) -> None:
-        """Views are released at once: an error that somebody keeps must not keep a pool open."""
-        start = 0
-        while start < len(view):
-            if self.until_s is not None:
-                self.socket.settimeout(max(MOMENT_S, self.until_s - time.monotonic()))
-            with view[start:] as rest:
-                num_bytes = self.socket.recv_into(rest)
-            if not num_bytes:
-                raise EOFError
-            start += num_bytes
+        fill(self.socket, view, self._keep_to_time)
+
+    def _keep_to_time(self) -> None:
+        if self.until_s is not None:
+            self.socket.settimeout(max(MOMENT_S, self.until_s - time.monotonic()))
+
+
+def fill(stream: socket.socket, view: memoryview, before: Callable[[], None] | None = None) -> None:
+    """Receive as many bytes as the view has; `before` is called before each part of them. EOFError
+    where the stream ends. Views are released at once: an error that somebody keeps must not keep a
+    pool open.
+    """
+    start = 0
+    while start < len(view):
+        if before is not None:
+            before()
+        with view[start:] as rest:
+            num_bytes = stream.recv_into(rest)
+        if not num_bytes:
+            raise EOFError
+        start += num_bytes
 
 
 class BlockServer:
@@ -139,15 +150,19 @@ class BlockServer:
         self._listener.close()
 
     def _accept(self) -> None:
+        is_in_trouble = False
         while True:
             try:
                 stream, _ = self._listener.accept()
             except OSError as error:
                 if self._is_closed:
                     return
-                _log.warning("nobody can copy KV for now: %s", error)
+                if not is_in_trouble:
+                    _log.warning("nobody can copy KV for now: %s", error)
+                is_in_trouble = True
                 time.sleep(RETRY_S)
                 continue
+            is_in_trouble = False
             with self._lock:
                 is_too_many = self._is_closed or len(self._streams) >= MAX_STREAMS
                 if not is_too_many:

@@ -20,8 +20,12 @@ import zmq.asyncio
 from headrace.cluster.gateway.kv_wire import MAX_BATCH_BYTES
 
 REPLAY_TIMEOUT_S: Final = 5.0  # without a batch
+MAX_REPLAY_S: Final = 30.0  # in all, with a gap as its end: live batches wait meanwhile
 MAX_REPLAYED: Final = 1 << 18  # batches
-MOST_WAITING: Final = 100_000  # batches, as many as an engine keeps
+# ZeroMQ bounds a queue by messages, not by bytes. What has no room here waits at the engine, and
+# what has none there is had again by a replay.
+MAX_WAITING_BYTES: Final = 256 << 20
+MAX_WAITING: Final = MAX_WAITING_BYTES // MAX_BATCH_BYTES
 RETRY_S: Final = 5.0
 REJOIN_S: Final = 0.1
 RECONNECT_MS: Final = 100
@@ -111,27 +115,43 @@ class KvFeed:
         """Hear what the engine still has, from this number on, and has not been heard."""
         if not self._replay_url:
             return
-        with suppress(TimeoutError), _socket(context, zmq.DEALER, self._replay_url) as socket:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(MAX_REPLAY_S):
+                # An engine drops what it sends faster than it is read, so that what follows a hole
+                # counts only where asking for the rest brings no more.
+                while await self._replay_once(context, start):
+                    assert self._next is not None
+                    start = self._next
+
+    async def _replay_once(self, context: zmq.asyncio.Context, start: int) -> bool:
+        """Whether to ask again: some of it came, and then there was a hole."""
+        has_come = False
+        with _socket(context, zmq.DEALER, self._replay_url) as socket:
             await socket.send_multipart([b"", start.to_bytes(8, "big")])
             for _ in range(MAX_REPLAYED):
                 async with asyncio.timeout(REPLAY_TIMEOUT_S):
                     frames = await socket.recv_multipart()
                 if len(frames) not in (3, 4) or frames[-2] == _END or len(frames[-2]) != 8:
-                    return
+                    return False
                 number = int.from_bytes(frames[-2], "big")
                 if number >= (self._next or 0):
-                    # A hole at the begin is one only where something was heard before.
-                    self.num_gaps += self._next is not None and number > self._next
+                    # At the begin, a hole is one only where something was heard before.
+                    is_hole = self._next is not None and number > self._next
+                    if is_hole and has_come:
+                        return True
+                    self.num_gaps += is_hole
                     self._next = number + 1
                     self._listener.heard(frames[-1])
+                    has_come = True
                 await asyncio.sleep(0)
+        return False
 
 
 def _socket(context: zmq.asyncio.Context, kind: int, url: str) -> zmq.asyncio.Socket:
     socket = context.socket(kind)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.IPV6, 1)
-    socket.setsockopt(zmq.RCVHWM, MOST_WAITING)
+    socket.setsockopt(zmq.RCVHWM, MAX_WAITING)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_BATCH_BYTES)
     socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, MOST_RECONNECT_MS)

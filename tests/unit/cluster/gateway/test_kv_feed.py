@@ -1,13 +1,15 @@
 """Batches in order, over real sockets: none twice, and missed ones had again."""
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 import zmq
+import zmq.asyncio
 
-from headrace.cluster.gateway.kv_feed import KvFeed
+from headrace.cluster.gateway.kv_feed import MAX_WAITING_BYTES, KvFeed, _socket
 from support.kv_publisher import KvPublisher, kv_publisher
 
 
@@ -166,6 +168,66 @@ def test_a_replay_that_never_answers_holds_nothing_up_for_long(monkeypatch: Any)
     context.destroy(linger=0)
     assert heard.batches == [b"0", b"2"]
     assert feed.num_gaps == 1
+
+
+def test_a_replay_that_lost_some_on_its_way_is_asked_for_the_rest() -> None:
+    with kv_publisher(most_answered=3) as publisher:
+        for number in range(10):
+            publisher.publish(b"%d" % number)
+
+        async def play(heard: Heard) -> None:
+            await until(lambda: len(heard.batches) >= 10)
+
+        heard, feed = listen(publisher, play)
+    assert heard.batches == [b"%d" % number for number in range(10)]
+    assert feed.num_gaps == 0
+    assert publisher.num_replays == 3  # 0-2, 3-5, 6-8 with the last one
+
+
+def test_a_replay_that_trickles_for_ever_holds_nothing_up_for_long(monkeypatch: Any) -> None:
+    monkeypatch.setattr("headrace.cluster.gateway.kv_feed.MAX_REPLAY_S", 0.1)
+    context = zmq.Context()
+    slow = context.socket(zmq.ROUTER)
+    slow.bind("tcp://127.0.0.1:*")
+    is_over = threading.Event()
+
+    def trickle() -> None:
+        """A batch that was heard before, again and again."""
+        clients = set[bytes]()
+        while not is_over.wait(0.005):
+            while slow.poll(0):
+                clients.add(slow.recv_multipart()[0])
+            for client in clients:
+                slow.send_multipart((client, b"", bytes(8), b"0"))
+
+    thread = threading.Thread(target=trickle)
+    thread.start()
+    with kv_publisher() as publisher:
+        publisher.replay_url = slow.getsockopt_string(zmq.LAST_ENDPOINT)
+
+        async def play(heard: Heard) -> None:
+            publisher.publish(b"0")
+            await until(lambda: heard.batches)
+            publisher.publish(b"1", is_lost=True)
+            publisher.publish(b"2")
+            await until(lambda: len(heard.batches) == 2)
+
+        heard, feed = listen(publisher, play)
+    is_over.set()
+    thread.join()
+    context.destroy(linger=0)
+    assert heard.batches == [b"0", b"2"]
+    assert feed.num_gaps == 1
+
+
+@pytest.mark.parametrize("kind", [zmq.SUB, zmq.DEALER])
+def test_what_waits_is_bounded_by_bytes(kind: int) -> None:
+    """By messages of the largest size, since ZeroMQ counts nothing else."""
+    context = zmq.asyncio.Context()
+    with kv_publisher() as publisher, _socket(context, kind, publisher.events_url) as socket:
+        most = int(socket.getsockopt(zmq.RCVHWM)) * int(socket.getsockopt(zmq.MAXMSGSIZE))
+    context.destroy(linger=0)
+    assert 0 < most <= MAX_WAITING_BYTES
 
 
 def test_a_message_that_is_too_long_costs_itself_alone(monkeypatch: Any) -> None:
