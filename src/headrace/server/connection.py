@@ -14,13 +14,14 @@ KiB unsent, and an idle connection is closed after the keep-alive time. What is 
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from headrace.core.config.units import size_text
 from headrace.server.errors import ErrorObject, Failure
-from headrace.server.exchange import ABORT
+from headrace.server.exchange import ABORT, PIPE
 
 MAX_HEAD_BYTES = 32 << 10
 HEAD_TIMEOUT_S = 10.0
@@ -50,6 +51,7 @@ class Connection(HttpToolsProtocol):
         self._is_refused = False
         self._head_timer: asyncio.TimerHandle | None = None
         self._under_way: list[RequestResponseCycle] = []
+        self.on_room: Callable[[], None] | None = None  # of the answer that is sent now
 
     # ---- the transport's calls
 
@@ -71,6 +73,11 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if not self._is_refused:
             super().data_received(data)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self.on_room is not None:
+            self.on_room()
 
     def send_400_response(self, msg: str) -> None:
         # Our own refusal makes the parser fail; it has been answered.
@@ -102,6 +109,7 @@ class Connection(HttpToolsProtocol):
             self._close_after_answers()
             return
         super().on_headers_complete()
+        self.scope["extensions"][PIPE] = ConnectionPipe(self)  # type: ignore[assignment]
         self._under_way = [one for one in self._under_way if not one.response_complete]
         self._under_way.append(self.cycle)
         if self.pipeline:
@@ -123,6 +131,7 @@ class Connection(HttpToolsProtocol):
             super().on_message_complete()
 
     def on_response_complete(self) -> None:
+        self.on_room = None
         super().on_response_complete()
         if not (self.transport.is_closing() or self.pipeline):
             self._expect_head(self.head_timeout_s + self.timeout_keep_alive)
@@ -171,6 +180,35 @@ class Connection(HttpToolsProtocol):
     def _on_head_timeout(self) -> None:
         self._is_refused = True
         self.transport.abort()
+
+
+class ConnectionPipe:
+    """See `exchange.Pipe`: of the request whose head has just come."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._cycle = connection.cycle
+
+    @property
+    def is_open(self) -> bool:
+        cycle = self._cycle
+        return bool(
+            cycle.response_started and cycle.chunked_encoding and not cycle.response_complete
+        )
+
+    @property
+    def on_room(self) -> Callable[[], None] | None:
+        return self._connection.on_room
+
+    @on_room.setter
+    def on_room(self, call: Callable[[], None] | None) -> None:
+        self._connection.on_room = call
+
+    def write(self, body: bytes) -> bool:
+        connection = self._connection
+        if not self._cycle.disconnected:
+            connection.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+        return not connection.flow.write_paused
 
 
 _REASONS = {400: "Bad Request", 431: "Request Header Fields Too Large"}

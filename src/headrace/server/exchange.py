@@ -5,7 +5,7 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 from uuid import uuid4
 
 import msgspec
@@ -16,11 +16,31 @@ from headrace.core.router.decision import Decision
 from headrace.server.generation import Tally
 
 KEY = "headrace.exchange"
-ABORT = "headrace.abort"  # ASGI extension of our connections: break the connection at once
+# ASGI extensions of our connections:
+ABORT = "headrace.abort"  # break the connection at once
+PIPE = "headrace.pipe"  # the rest of a body goes straight to the connection: see Pipe
 
 CLIENT_GONE = 499  # what proxies log for a client that did not wait
 
 _log = logging.getLogger("headrace.access")
+
+
+class Pipe(Protocol):
+    """The body of one answer, without a task and a queue between it and the connection."""
+
+    on_room: Callable[[], None] | None  # called when there is room again
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the head has been sent, and pieces may follow in chunks."""
+        ...
+
+    def write(self, body: bytes) -> bool:
+        """A piece, which is not empty. False = there is no more room: until `on_room`, whoever goes
+        on fills the memory. When the client has left, it is dropped.
+        """
+        ...
+
 
 PROBES = ("/health", "/ready")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
@@ -95,6 +115,11 @@ class Exchange:
         abort = self.scope.get("extensions", {}).get(ABORT)
         if abort is not None:
             abort()
+
+    @property
+    def pipe(self) -> Pipe | None:
+        pipe: Pipe | None = self.scope.get("extensions", {}).get(PIPE)
+        return pipe
 
     def log(self) -> None:
         line: dict[str, Any] = {

@@ -9,6 +9,7 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 import headrace
 from headrace.cluster.gateway.gateway import GENERATION, Gateway
@@ -17,6 +18,7 @@ from headrace.core.base.errors import HeadraceError, RequestError
 from headrace.server.admin import check_is_local, decision_response
 from headrace.server.app import Front, answer_error
 from headrace.server.errors import JSON
+from headrace.server.exchange import Exchange
 from headrace.server.metrics import CONTENT_TYPE
 from headrace.server.service import RETRY_AFTER_S, Door
 
@@ -30,9 +32,10 @@ def create_gateway_app(gateway: Gateway) -> Starlette:
 
         return Route(path, endpoint, methods=["GET"])
 
+    relay = Relay(gateway)
     app = Starlette(
         routes=[
-            *(Route(path, Relay(gateway), methods=["POST"]) for path in GENERATION),
+            *(Route(path, relay, methods=["POST"]) for path in GENERATION),
             get("/v1/models", partial(_models, gateway)),
             get("/v1/models/{id:path}", partial(_model, gateway)),
             get("/admin/decisions/{id:int}", partial(_decision, gateway)),
@@ -41,12 +44,33 @@ def create_gateway_app(gateway: Gateway) -> Starlette:
             get("/metrics", partial(_metrics, gateway)),
             get("/version", partial(_version)),
         ],
-        middleware=[Middleware(Front, metrics=gateway.metrics)],
+        middleware=[Middleware(Front, metrics=gateway.metrics), Middleware(Shortcut, relay=relay)],
         exception_handlers={HTTPException: answer_error, HeadraceError: answer_error},
     )
     app.router.redirect_slashes = False
     app.state.service = gateway
     return app
+
+
+class Shortcut:
+    """What is passed on goes past the router of Starlette and its layers."""
+
+    def __init__(self, app: ASGIApp, relay: Relay) -> None:
+        self._app = app
+        self._relay = relay
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_hot = scope["type"] == "http" and scope["method"] == "POST"
+        if not (is_hot and scope["path"] in GENERATION):
+            await self._app(scope, receive, send)
+            return
+        try:
+            await self._relay(scope, receive, send)
+        except HeadraceError as error:
+            if Exchange.of(scope).status:
+                raise  # of an answer that has begun, nothing else can be said
+            response = await answer_error(Request(scope), error)
+            await response(scope, receive, send)
 
 
 def _models(gateway: Gateway, request: Request) -> Response:

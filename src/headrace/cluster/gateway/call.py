@@ -7,27 +7,21 @@ where the request goes then.
 import asyncio
 import math
 import os
+import socket
+import ssl
 import time
 from dataclasses import dataclass
 from enum import Enum
-from io import BytesIO
 from typing import Final
-
-import aiohttp
-from yarl import URL
 
 from headrace.cluster.gateway.engine import Engine
 from headrace.cluster.gateway.headers import Raw
+from headrace.cluster.gateway.link import Link, LinkError, Links, Sink, request_head
 from headrace.core.base.types import Ns
 
 CONNECT_TIMEOUT_S: Final = 5.0
 MAX_REFUSAL_BYTES: Final = 1 << 20  # of an answer that is kept while other engines are asked
-PIECE_BYTES: Final = 1 << 18
-KEEP_ALIVE_S: Final = 3.0  # shorter than any engine's, so that none closes what is about to be used
 
-_TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S)
-# What aiohttp would say of itself; a client's own headers go on instead.
-_OWN_HEADERS: Final = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
 _BUSY: Final = (429, 503)
 
 
@@ -64,131 +58,113 @@ class Fault(Exception):
         self.refusal = refusal
 
 
-def open_session() -> aiohttp.ClientSession:
-    """What all calls of one event loop share: connections, and nothing else."""
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
-        cookie_jar=aiohttp.DummyCookieJar(),
-        auto_decompress=False,
-        skip_auto_headers=_OWN_HEADERS,
-        timeout=_TIMEOUT,
-        trust_env=False,
-    )
-
-
 class Call:
     """`close` it in every case: what still runs at the engine ends with the connection."""
 
-    def __init__(self, session: aiohttp.ClientSession, engine: Engine) -> None:
+    def __init__(self, links: Links, engine: Engine) -> None:
         self.heard_ns = Ns(time.monotonic_ns())
         self.status = 0
         self.headers: Raw = ()
         self.first = b""  # bytes of the body; empty = it has none
-        self._session = session
+        self._links = links
         self._engine = engine
-        self._response: aiohttp.ClientResponse | None = None
-        self._timer: asyncio.Timeout | None = None
+        self._link: Link | None = None
+        self._connecting: asyncio.Timeout | None = None
         self._verdict = ""
 
-    async def begin(
-        self, path: str, headers: list[tuple[str, str]], body: bytes, timeout_s: float
-    ) -> None:
+    async def begin(self, path: str, headers: Raw, body: bytes, timeout_s: float) -> None:
         """Return when the first bytes of the answer are here. Raises Fault."""
         self._engine.calls.add(self)
         try:
-            async with asyncio.timeout(timeout_s) as self._timer:
+            async with asyncio.timeout(timeout_s):
                 await self._begin(path, headers, body)
-        except aiohttp.ClientError as error:
-            raise self._fault(error) from None
         except TimeoutError:
-            reason = self._verdict or f"no byte within {timeout_s:g} s"
-            raise Fault(Kind.BROKEN, reason) from None
-        except OSError as error:
-            raise self._fault(error) from None
-        finally:
-            self._timer = None
+            raise self._broken(f"no byte within {timeout_s:g} s") from None
+        except LinkError as error:
+            raise self._broken(str(error)) from None
 
-    async def _begin(self, path: str, headers: list[tuple[str, str]], body: bytes) -> None:
-        self._response = response = await self._session.post(
-            URL(self._engine.address.url + path, encoded=True),
-            # One that is large is written piece by piece, so that it does not hold up others.
-            data=body if len(body) <= PIECE_BYTES else BytesIO(body),
-            headers=headers,
-            allow_redirects=False,
-        )
-        self.status, self.headers = response.status, response.raw_headers
+    async def _begin(self, path: str, headers: Raw, body: bytes) -> None:
+        self._link = link = await self._connect()
+        link.on_heard = self._hear
+        link.ask(request_head(self._engine.address.url, path, headers, len(body)), body)
+        await link.hear_head()
+        self.status, self.headers = link.status, link.headers
         if 300 <= self.status < 400:
             raise Fault(Kind.BROKEN, f"a redirect ({self.status}), which is not followed")
         if self.status >= 500 or self.status in _BUSY:
             kind = Kind.BUSY if self.status in _BUSY else Kind.BROKEN
-            body = await read_bounded(response, MAX_REFUSAL_BYTES)
-            raise Fault(kind, f"status {self.status}", Refusal(self.status, self.headers, body))
-        self.first = await response.content.readany()
-        self._hear()
+            refusal = Refusal(self.status, self.headers, await self._read_refusal(link, path))
+            raise Fault(kind, f"status {self.status}", refusal)
+        self.first = await link.read()
+
+    async def _connect(self) -> Link:
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S) as self._connecting:
+                return await self._links.take(self._engine.address.url)
+        except TimeoutError:
+            raise self._broken("no answer in time") from None
+        except OSError as error:
+            raise Fault(Kind.REFUSED, self._verdict or _why_not(error)) from None
+        finally:
+            self._connecting = None
+
+    async def _read_refusal(self, link: Link, path: str) -> bytes:
+        body = bytearray()
+        while data := await link.read():
+            body += data
+            if len(body) > MAX_REFUSAL_BYTES:
+                raise Fault(Kind.BROKEN, f"more than {MAX_REFUSAL_BYTES} bytes on {path}")
+        return bytes(body)
 
     async def read(self) -> bytes:
         """What follows, as it comes; empty = the answer is over. Raises Fault."""
-        assert self._response is not None
+        assert self._link is not None
         try:
-            chunk = await self._response.content.readany()
-        except (aiohttp.ClientError, OSError) as error:
-            raise self._fault(error) from None
-        self._hear()
-        return chunk
+            return await self._link.read()
+        except LinkError as error:
+            raise self._broken(str(error)) from None
+
+    async def pour(self, sink: Sink) -> None:
+        """Give all that follows to `sink`, in the turn of the loop that it comes in. Raises
+        Fault.
+        """
+        assert self._link is not None
+        try:
+            await self._link.pour(sink)
+        except LinkError as error:
+            raise self._broken(str(error)) from None
+
+    def resume(self) -> None:
+        """The sink takes more."""
+        if self._link is not None:
+            self._link.resume()
 
     def _hear(self) -> None:
         self.heard_ns = self._engine.heard_ns = Ns(time.monotonic_ns())
 
-    @property
-    def is_cut_off(self) -> bool:
-        """Whether the connection is closed, with the body open. aiohttp tells no reader of a body
-        that its framing became garbage.
-        """
-        if self._response is None or self._response.connection is None:
-            return False
-        transport = self._response.connection.transport
-        return transport is None or transport.is_closing()
-
     def lose(self, reason: str) -> None:
         self._verdict = self._verdict or reason
-        if self._timer is not None and not self._timer.expired():
-            self._timer.reschedule(asyncio.get_running_loop().time())
-        elif self._response is not None:
-            self._response.close()
+        if self._link is not None:
+            self._link.fail(reason)
+        elif self._connecting is not None and not self._connecting.expired():
+            self._connecting.reschedule(asyncio.get_running_loop().time())
 
     def close(self) -> None:
         self._engine.calls.discard(self)
-        if self._response is not None:
-            self._response.close()
+        if self._link is not None:
+            self._links.give_back(self._engine.address.url, self._link)
+            self._link = None
 
-    def _fault(self, error: Exception) -> Fault:
-        is_refused = isinstance(error, aiohttp.ClientConnectorError)
-        # Without the message, which may repeat what a client or an engine has said.
-        reason = self._verdict or reason_of(error)
-        return Fault(Kind.REFUSED if is_refused else Kind.BROKEN, reason)
+    def _broken(self, reason: str) -> Fault:
+        return Fault(Kind.BROKEN, self._verdict or reason)
 
 
-def reason_of(error: BaseException) -> str:
-    """Without addresses, and without what was said on the connection."""
-    if isinstance(error, TimeoutError):
-        return "no answer in time"
-    if isinstance(error, aiohttp.ClientSSLError):
+def _why_not(error: OSError) -> str:
+    """Why nobody could be reached, without the address."""
+    if isinstance(error, ssl.SSLError):
         return "cannot connect: TLS failed"
-    if isinstance(error, aiohttp.ClientConnectorError):
-        number = error.os_error.errno
-        return f"cannot connect: {os.strerror(number).lower() if number else 'no such host'}"
-    if isinstance(error, aiohttp.ClientPayloadError):
-        return "the answer broke off"
-    if isinstance(error, aiohttp.ClientResponseError):
-        return "the answer is no HTTP"
-    return "the connection broke"
-
-
-async def read_bounded(response: aiohttp.ClientResponse, limit_bytes: int) -> bytes:
-    """The whole body. Raises Fault where it is larger."""
-    body = bytearray()
-    while chunk := await response.content.readany():
-        body += chunk
-        if len(body) > limit_bytes:
-            raise Fault(Kind.BROKEN, f"more than {limit_bytes} bytes on {response.url.path}")
-    return bytes(body)
+    if isinstance(error, socket.gaierror):
+        return "cannot connect: no such host"
+    return (
+        f"cannot connect: {os.strerror(error.errno).lower() if error.errno else 'nobody listens'}"
+    )

@@ -22,11 +22,6 @@ class Losable(Protocol):
 
     heard_ns: Ns  # when it last had some
 
-    @property
-    def is_cut_off(self) -> bool:
-        """Whether nothing can come any more."""
-        ...
-
     def lose(self, reason: str) -> None:
         """Wait no longer. Idempotent."""
         ...
@@ -95,11 +90,6 @@ class Engine:
         for call in list(self.calls):
             if call.heard_ns <= silent_since_ns:
                 call.lose(reason)
-
-    def lose_cut_off_calls(self) -> None:
-        for call in list(self.calls):
-            if call.is_cut_off:
-                call.lose("the answer is no HTTP")
 
 
 def _cost(prefill_tokens_per_s: float) -> FittedCostModel:

@@ -13,18 +13,18 @@ from hashlib import blake2b
 from itertools import count
 from typing import Final, Protocol
 
-import aiohttp
 import msgspec
 
 from headrace.cluster.gateway.addresses import engine_addresses
 from headrace.cluster.gateway.ask import Ask
-from headrace.cluster.gateway.call import Fault, Kind, open_session
+from headrace.cluster.gateway.call import Fault, Kind
 from headrace.cluster.gateway.engine import Engine
 from headrace.cluster.gateway.kv_sources import KvSources
+from headrace.cluster.gateway.link import Links
 from headrace.cluster.gateway.metrics import GatewayMetrics
 from headrace.cluster.gateway.switch import Rejected, Switch
 from headrace.cluster.gateway.traffic import facts_of
-from headrace.cluster.gateway.watch import Watch
+from headrace.cluster.gateway.watch import Watch, open_session
 from headrace.core.base.errors import HeadraceError, OverloadError, RequestError
 from headrace.core.base.types import WorkerId
 from headrace.core.config.schema import Config
@@ -74,7 +74,7 @@ class Gateway:
         self._is_idle.set()
         self._is_draining = False
         self.recorder = TrafficRecorder.of(config.telemetry)
-        self._session: aiohttp.ClientSession | None = None
+        self.links = Links()
         self._watches: dict[str, Watch] = {}
         self._watching: asyncio.Task[None] | None = None
 
@@ -89,9 +89,9 @@ class Gateway:
 
     async def _watch(self) -> None:
         cluster = self.config.cluster
-        async with open_session() as self._session, asyncio.TaskGroup() as tasks:
+        async with open_session() as session, asyncio.TaskGroup() as tasks:
             for engine in self.engines:
-                watch = Watch(engine, self._session, self, cluster.silence_timeout_s)
+                watch = Watch(engine, session, self, cluster.silence_timeout_s)
                 self._watches[engine.name] = watch
                 tasks.create_task(watch.run(cluster.engine_poll_s))
             for feed in self._kv.feeds:
@@ -106,14 +106,9 @@ class Gateway:
         if self._watching is not None:
             self._watching.cancel()
         self._kv.close()
+        self.links.close()
         if self.recorder is not None:
             self.recorder.close()
-
-    @property
-    def session(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            raise OverloadError("the gateway is still starting", retry_after_s=RETRY_AFTER_S)
-        return self._session
 
     @property
     def door(self) -> Door:

@@ -31,6 +31,7 @@ _NOT_TO_ENGINE: Final = _HOP_BY_HOP | {
     b"host",
     b"x-request-id",
 }
+_KEY: Final = b"authorization"
 _NOT_TO_CLIENT: Final = _HOP_BY_HOP | {
     b"date",
     b"server",
@@ -40,16 +41,12 @@ _NOT_TO_CLIENT: Final = _HOP_BY_HOP | {
 }
 
 
-def to_engine(headers: Raw, request_id: str, key: str) -> list[tuple[str, str]]:
+def to_engine(headers: Raw, request_id: str, key: str) -> Raw:
     """With the engine's own key, where it has one, in place of the client's credentials."""
-    kept = [
-        (name.decode("latin-1"), value.decode())
-        for name, value in _kept(headers, _NOT_TO_ENGINE)
-        if _is_utf8(value) and not (key and name == b"authorization")
-    ]
+    kept = [pair for pair in _kept(headers, _NOT_TO_ENGINE) if not (key and pair[0] == _KEY)]
     if key:
-        kept.append(("authorization", f"Bearer {key}"))
-    return [*kept, ("accept-encoding", "identity"), ("x-request-id", request_id)]
+        kept.append((_KEY, b"Bearer " + key.encode()))
+    return [*kept, (b"accept-encoding", b"identity"), (b"x-request-id", request_id.encode())]
 
 
 def to_client(headers: Raw, engine_name: str, decision_id: str) -> list[tuple[bytes, bytes]]:
@@ -70,11 +67,3 @@ def _kept(headers: Iterable[tuple[bytes, bytes]], left_out: frozenset[bytes]) ->
         for word in value.split(b",")
     }
     return [pair for pair in headers if pair[0] not in left_out and pair[0] not in named]
-
-
-def _is_utf8(value: bytes) -> bool:
-    try:
-        value.decode()
-    except UnicodeDecodeError:
-        return False
-    return True

@@ -5,13 +5,14 @@ event that says so.
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import Final
 
 from starlette.types import Send
 
 from headrace.cluster.gateway.headers import Raw
 from headrace.core.base.errors import HeadraceError, RequestError
-from headrace.server.exchange import Exchange
+from headrace.server.exchange import Exchange, Pipe
 from headrace.server.sse import error_event
 
 MAX_EVENT_BYTES: Final = 4 << 20  # of an event that is kept back until it is whole
@@ -71,6 +72,7 @@ class Reply:
         self.events: Events | None = None  # where it is a stream of them
         self._exchange = exchange
         self._send = send
+        self._pipe: Pipe | None = None
 
     async def begin(self, status: int, headers: Raw) -> None:
         self.is_begun = True
@@ -85,6 +87,22 @@ class Reply:
             chunk = self.events.take(chunk)
         if chunk:
             await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
+
+    def begin_push(self, on_room: Callable[[], None]) -> bool:
+        """Whether the rest may be pushed: a stream of events, to a connection that can do it."""
+        pipe = self._exchange.pipe if self.events is not None else None
+        if pipe is None or not pipe.is_open:
+            return False
+        pipe.on_room = on_room
+        self._pipe = pipe
+        return True
+
+    def push(self, chunk: bytes) -> bool:
+        """As `pass_on`, at once. False = nothing more until there is room."""
+        assert self.events is not None
+        assert self._pipe is not None
+        chunk = self.events.take(chunk)
+        return self._pipe.write(chunk) if chunk else True
 
     async def end(self) -> None:
         await self._close(b"" if self.events is None else self.events.flush())

@@ -6,6 +6,7 @@ has come of it for a while, since a busy one may be slow to say how it is.
 
 import asyncio
 import logging
+import os
 import time
 from contextlib import suppress
 from typing import Final, Protocol
@@ -14,8 +15,8 @@ import aiohttp
 import msgspec
 from yarl import URL
 
-from headrace.cluster.gateway.call import Fault, read_bounded, reason_of
 from headrace.cluster.gateway.engine import Engine
+from headrace.cluster.gateway.link import KEEP_ALIVE_S
 from headrace.cluster.gateway.load_page import load_of
 from headrace.core.base.types import NS_PER_S, Ns
 from headrace.core.router.events import WorkerLoad
@@ -25,7 +26,15 @@ LOOKS_PER_LIST: Final = 20  # its models are asked for that often while it is up
 MAX_ANSWER_BYTES: Final = 16 << 20
 
 _UNKNOWN_ROUTE: Final = (404, 405, 501)
-_TROUBLES: Final = (aiohttp.ClientError, OSError, Fault)  # TimeoutError is an OSError
+# What aiohttp would say of itself.
+_OWN_HEADERS: Final = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
+
+
+class TooMuch(Exception):
+    """More than anybody wants to know."""
+
+
+_TROUBLES: Final = (aiohttp.ClientError, OSError, TooMuch)  # TimeoutError is an OSError
 
 _log = logging.getLogger(__name__)
 
@@ -85,7 +94,6 @@ class Watch:
         self._wake.set()
 
     async def _look(self) -> None:
-        self._engine.lose_cut_off_calls()
         try:
             async with asyncio.timeout(LOOK_TIMEOUT_S):
                 await self._ask()
@@ -94,7 +102,7 @@ class Watch:
         except aiohttp.ClientConnectorError as error:
             self._listener.went_down(self._engine, reason_of(error))
         except _TROUBLES as error:
-            self._in_vain(str(error) if isinstance(error, Fault) else reason_of(error))
+            self._in_vain(str(error) if isinstance(error, TooMuch) else reason_of(error))
         else:
             self._answered_ns = Ns(time.monotonic_ns())
             await self._read_load()
@@ -141,4 +149,37 @@ class Watch:
         headers = {"authorization": f"Bearer {address.key}"} if address.key else {}
         url = URL(address.url + path, encoded=True)
         async with self._session.get(url, headers=headers, allow_redirects=False) as response:
-            return response.status, await read_bounded(response, MAX_ANSWER_BYTES)
+            body = bytearray()
+            while chunk := await response.content.readany():
+                body += chunk
+                if len(body) > MAX_ANSWER_BYTES:
+                    raise TooMuch(f"more than {MAX_ANSWER_BYTES} bytes on {path}")
+            return response.status, bytes(body)
+
+
+def open_session() -> aiohttp.ClientSession:
+    """What all looks of one event loop share: connections, and nothing else."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,
+        skip_auto_headers=_OWN_HEADERS,
+        timeout=aiohttp.ClientTimeout(total=None),  # a look has one of its own
+        trust_env=False,
+    )
+
+
+def reason_of(error: BaseException) -> str:
+    """Without addresses, and without what was said on the connection."""
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    if isinstance(error, aiohttp.ClientSSLError):
+        return "cannot connect: TLS failed"
+    if isinstance(error, aiohttp.ClientConnectorError):
+        number = error.os_error.errno
+        return f"cannot connect: {os.strerror(number).lower() if number else 'no such host'}"
+    if isinstance(error, aiohttp.ClientPayloadError):
+        return "the answer broke off"
+    if isinstance(error, aiohttp.ClientResponseError):
+        return "the answer is no HTTP"
+    return "the connection broke"

@@ -1,0 +1,289 @@
+"""A connection to an engine: HTTP/1.1, one request after another, answers handed on as they come.
+
+Decides what is an answer, and when a connection may be used again; refuses to know what is asked.
+What an engine sends goes to whoever takes it within the same turn of the loop that read it, and
+what nobody takes stays in the socket.
+"""
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from functools import cache
+from typing import Final
+from urllib.parse import SplitResult, urlsplit
+
+import httptools
+
+from headrace.cluster.gateway.headers import Raw
+
+MAX_HEAD_BYTES: Final = 64 << 10
+KEEP_ALIVE_S: Final = 3.0  # shorter than any engine's, so that none closes what is about to be used
+MAX_UNTAKEN_BYTES: Final = 1 << 18
+NO_HTTP: Final = "the answer is no HTTP"
+
+# Takes bytes of a body; False = nothing more until `Link.resume`.
+Sink = Callable[[bytes], bool]
+
+
+class LinkError(Exception):
+    """There is no answer, or no more of it. `str` repeats nothing that was said there."""
+
+
+class Link(asyncio.Protocol):
+    """All methods run on the event loop. One that is closed, or has failed, is of no more use."""
+
+    def __init__(self) -> None:
+        self.on_heard: Callable[[], None] = _nobody_hears  # called when bytes have come
+        self._transport: asyncio.Transport | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._fault = ""
+        self._is_paused = False
+        self._expect_nothing()
+
+    def _expect_nothing(self) -> None:
+        self.status = 0  # of the answer, once its head is here
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.is_over = True  # the answer is whole
+        self._num_head_bytes = 0
+        self._ends_with_connection = False
+        self._may_stay = False
+        self._pieces: list[bytes] = []  # of the body, that nobody has taken
+        self._sink: Sink | None = None
+        self._parser = httptools.HttpResponseParser(self)
+
+    # ---- one request
+
+    def ask(self, head: bytes, body: bytes) -> None:
+        assert self._transport is not None
+        self._expect_nothing()
+        self.is_over = False
+        # The body may be large: it is not copied for the sake of one call.
+        self._transport.writelines((head, body))
+
+    async def hear_head(self) -> None:
+        """Return when `status` and `headers` are known."""
+        while not self.status:
+            await self._wait()
+
+    async def read(self) -> bytes:
+        """What has come of the body since; empty = it is whole."""
+        while not (self._pieces or self.is_over):
+            await self._wait()
+        data = b"".join(self._pieces)
+        self._pieces.clear()
+        self.resume()
+        return data
+
+    async def pour(self, sink: Sink) -> None:
+        """Give the rest of the body to `sink`, and return when it was all."""
+        self._sink = sink
+        if self._is_paused:  # more had come than may lie here
+            self.resume()
+        else:
+            self._deliver()
+        try:
+            while not self.is_over or self._pieces:
+                await self._wait()
+        finally:
+            self._sink = None
+
+    def resume(self) -> None:
+        """Whoever said that nothing more may come takes more."""
+        if not self._is_paused:
+            return
+        self._is_paused = False
+        self._deliver()
+        if not self._is_paused:
+            if self._transport is not None and not self._transport.is_closing():
+                self._transport.resume_reading()
+            self._wake()
+
+    async def _wait(self) -> None:
+        if self._fault:
+            raise LinkError(self._fault)
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    @property
+    def _has_ended(self) -> bool:
+        return self.is_over or bool(self._fault)
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _deliver(self) -> None:
+        if self._sink is None or not self._pieces or self._is_paused:
+            return
+        pieces, self._pieces = self._pieces, []
+        if not self._sink(pieces[0] if len(pieces) == 1 else b"".join(pieces)):
+            self._pause()
+
+    def _pause(self) -> None:
+        self._is_paused = True
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    # ---- the end of it
+
+    @property
+    def is_reusable(self) -> bool:
+        """Whether another request may follow."""
+        return (
+            self.is_over
+            and not self._fault
+            and not self._is_paused
+            and self._transport is not None
+            and not self._transport.is_closing()
+            and self._may_stay
+        )
+
+    def fail(self, reason: str) -> None:
+        """Wait for nothing more. Idempotent; the first reason counts."""
+        self._fault = self._fault or reason
+        if self._transport is not None:
+            self._transport.abort()
+        self._wake()
+
+    def close(self) -> None:
+        """At once, which is how an engine learns that nobody waits any more."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    # ---- the transport's calls
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        if self._fault:
+            return
+        if self.is_over:
+            self.fail("the engine said more than was asked")
+            return
+        self.on_heard()
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+            self.fail(NO_HTTP)
+        if not self.status:
+            self._num_head_bytes += len(data)
+            if self._num_head_bytes > MAX_HEAD_BYTES:
+                self.fail(NO_HTTP)
+        if self._sink is not None:
+            self._deliver()
+            if self._has_ended:
+                self._wake()
+        else:
+            if sum(map(len, self._pieces)) > MAX_UNTAKEN_BYTES:
+                self._pause()
+            self._wake()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.is_over:
+            if self.status and self._ends_with_connection and exc is None:
+                self.is_over = True
+            else:
+                word = "the answer broke off" if self.status else "the connection broke"
+                self._fault = self._fault or word
+        self._wake()
+
+    # ---- the parser's calls
+
+    def on_message_begin(self) -> None:
+        if self.status:
+            raise ValueError("a second answer")  # which ends the parsing
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self.status:  # else it is behind the body
+            self.headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if status < 200:
+            self.headers.clear()  # another head follows
+            return
+        self.status = status
+        names = {name.lower() for name, _ in self.headers}
+        self._ends_with_connection = not names & {b"content-length", b"transfer-encoding"}
+
+    def on_body(self, body: bytes) -> None:
+        self._pieces.append(body)
+
+    def on_message_complete(self) -> None:
+        self.is_over = bool(self.status)
+        self._may_stay = self._parser.should_keep_alive()  # which it knows in here alone
+
+
+class Links:
+    """Connections to engines, those that wait for another request included."""
+
+    def __init__(self) -> None:
+        self._idle: dict[str, dict[Link, asyncio.TimerHandle]] = {}  # the longest unused first
+
+    async def take(self, url: str) -> Link:
+        """One to the server at this address. OSError where it cannot be had."""
+        idle = self._idle.get(url, {})
+        while idle:
+            link, timer = idle.popitem()
+            timer.cancel()
+            if link.is_reusable:
+                return link
+        parts = _split(url)
+        is_secure = parts.scheme == "https"
+        _, link = await asyncio.get_running_loop().create_connection(
+            Link,
+            parts.hostname or "",
+            parts.port or (443 if is_secure else 80),
+            ssl=_tls() if is_secure else None,
+        )
+        return link
+
+    def give_back(self, url: str, link: Link) -> None:
+        """It waits for another request, or is closed."""
+        if not link.is_reusable:
+            link.close()
+            return
+        link.on_heard = _nobody_hears
+        idle = self._idle.setdefault(url, {})
+        loop = asyncio.get_running_loop()
+        idle[link] = loop.call_later(KEEP_ALIVE_S, self._forget, idle, link)
+
+    def _forget(self, idle: dict[Link, asyncio.TimerHandle], link: Link) -> None:
+        del idle[link]
+        link.close()
+
+    def close(self) -> None:
+        for idle in self._idle.values():
+            for link, timer in idle.items():
+                timer.cancel()
+                link.close()
+        self._idle.clear()
+
+
+def _nobody_hears() -> None:
+    pass
+
+
+def request_head(url: str, path: str, headers: Raw, num_body_bytes: int) -> bytes:
+    """Of a POST. Names and values of headers are those of a request that was parsed."""
+    parts = _split(url)
+    lines = [
+        b"POST %b HTTP/1.1\r\nhost: %b" % ((parts.path + path).encode(), parts.netloc.encode())
+    ]
+    lines += [b"%b: %b" % pair for pair in headers]
+    lines.append(b"content-length: %d\r\n\r\n" % num_body_bytes)
+    return b"\r\n".join(lines)
+
+
+@cache
+def _split(url: str) -> SplitResult:
+    return urlsplit(url)
+
+
+@cache
+def _tls() -> ssl.SSLContext:
+    return ssl.create_default_context()
