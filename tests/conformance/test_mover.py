@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +19,7 @@ from headrace.core.base.types import BlockId
 BLOCKS, BYTES = 300, 64  # the names take more than a page
 ROOT = bytes(16)
 HOST, SECRET = "127.0.0.1", b"sixteen letters!"
+TESTS = Path(__file__).parents[1]
 WAYS = ("memory", "tcp", "nixl")
 
 
@@ -126,7 +128,7 @@ def test_where_nobody_is_nothing_comes(ours: PoolMover, source: str) -> None:
 def test_a_lender_that_dies_takes_nothing_with_it(way: str, ours: PoolMover) -> None:
     """What it had is not there any more, but where it lies in memory of this machine."""
     script = (
-        "import sys; sys.path.insert(0, 'tests')\n"
+        f"import sys; sys.path.insert(0, {str(TESTS)!r})\n"
         "from conformance.test_mover import *\n"
         "lender = mover(sys.argv[1])\n"
         "lender.pool.write(BlockId(1), memoryview(content(0)))\n"
