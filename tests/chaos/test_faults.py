@@ -15,6 +15,7 @@ import pytest
 
 from chaos.test_workers import answers, pids, requests, tiny_config, undisturbed, wait_until
 from headrace.cluster.boot import BootedCluster, boot_cluster
+from headrace.cluster.wire import PROTOCOL
 from headrace.core.base.types import NS_PER_S, Ns
 from headrace.core.config.cluster import ClusterConfig
 from headrace.core.config.schema import Config
@@ -162,7 +163,7 @@ def test_another_version_is_refused_and_says_why(
     old = stack.enter_context(remote_worker(port, name="old", before=OLD))
     assert old.wait(60) != 0
     assert old.stderr is not None
-    assert "the front end speaks protocol 2, this worker 1" in old.stderr.read()
+    assert f"the front end speaks protocol {PROTOCOL}, this worker 1" in old.stderr.read()
     asked = requests(2)
     assert answers(cluster.text_engine, asked) == undisturbed(config, asked)
     assert num_ready(cluster) == 1

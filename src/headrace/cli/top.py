@@ -117,6 +117,9 @@ def _workers(now: Reading) -> list[dict[str, Any]]:
         {
             "name": name,
             "is_up": bool(now.value("headrace_worker_up", worker=name)),
+            "phase": _label(now, "headrace_worker_phase", "phase", worker=name),
+            "num_losses": _sum(now, "headrace_worker_losses_total", worker=name),
+            "last_loss": _label(now, "headrace_worker_last_loss", "cause", worker=name),
             "num_starts": round(now.value("headrace_worker_starts_total", worker=name)),
             "num_running_seqs": round(now.value("headrace_worker_running_seqs", worker=name)),
             "num_waiting_seqs": round(now.value("headrace_worker_waiting_seqs", worker=name)),
@@ -124,6 +127,24 @@ def _workers(now: Reading) -> list[dict[str, Any]]:
         }
         for name in now.labels_of("headrace_worker_up", "worker")
     ]
+
+
+def _label(now: Reading, name: str, label: str, **others: str) -> str:
+    """The value of a label that tells a state; empty = there is none."""
+    for found, labels in now.samples:
+        if found == name and others.items() <= dict(labels).items():
+            return dict(labels)[label]
+    return ""
+
+
+def _sum(now: Reading, name: str, **labels: str) -> int:
+    return round(
+        sum(
+            value
+            for (found, all_labels), value in now.samples.items()
+            if found == name and labels.items() <= dict(all_labels).items()
+        )
+    )
 
 
 def facts(shown: dict[str, Any]) -> dict[str, dict[str, str]]:
@@ -156,11 +177,18 @@ def facts(shown: dict[str, Any]) -> dict[str, dict[str, str]]:
     }
     for worker in shown["workers"]:
         groups.setdefault("workers", {})[worker["name"]] = (
-            f"{'up' if worker['is_up'] else 'down'}, started {worker['num_starts']} x,"
+            f"{worker['phase'] or ('up' if worker['is_up'] else 'down')},"
+            f" started {worker['num_starts']} x{_losses(worker)},"
             f" {worker['num_running_seqs']} running, {worker['num_waiting_seqs']} waiting,"
             f" KV {worker['kv_usage_ratio']:.0%}"
         )
     return groups
+
+
+def _losses(worker: dict[str, Any]) -> str:
+    if not worker["num_losses"]:
+        return ""
+    return f", lost {worker['num_losses']} x (last: {worker['last_loss'].replace('_', ' ')})"
 
 
 def top(url: str, *, every_s: float, is_once: bool, as_json: bool) -> int:

@@ -10,9 +10,10 @@ from concurrent.futures import Future
 from typing import Final
 
 from headrace.cluster import wire
-from headrace.cluster.audit import Audit
+from headrace.cluster.audit import Audit, Audits
+from headrace.cluster.canary import Canaries
 from headrace.cluster.door import Door, Guest
-from headrace.cluster.fleet import Fleet, Slot
+from headrace.cluster.fleet import Cause, Fleet, Slot
 from headrace.cluster.process import WorkerProcess
 from headrace.cluster.switchboard import Speaker, Switchboard
 from headrace.core.base.errors import ConfigError, TransferError
@@ -26,7 +27,6 @@ from headrace.core.router.events import (
     WorkerKvSnapshot,
     WorkersStarting,
     WorkerStats,
-    WorkerUp,
 )
 from headrace.core.router.front import FrontEvent, WorkerSaid
 from headrace.core.telemetry import RequestRecord
@@ -72,12 +72,12 @@ class Crew:
         self._renew_ns = Ns(round(renew_s * NS_PER_S))
         self._renewed_ns = Ns(0)
         self._now = Ns(0)
-        self._to_lose: dict[WorkerProcess, tuple[Slot, str]] = {}  # lives, and why
+        self._to_lose: dict[WorkerProcess, tuple[Slot, Cause, str]] = {}  # lives, and why
         self._drained: list[Slot] = []
         self._dying: dict[WorkerProcess, Ns] = {}  # that were told to end, and when they are killed
         self._num_starting = 0  # as was told
-        self._audits: dict[int, Audit] = {}
-        self._num_audits = 0
+        self._audits = Audits()
+        self.canaries = Canaries(fleet.config, self._send)
         self._parts: dict[WorkerId, list[bytes]] = {}  # names, of snapshots that are not whole yet
         self.on_record: OnRecord = lambda record: None
 
@@ -109,14 +109,19 @@ class Crew:
             for message in process.receive():
                 self._hear(slot, message)
         except EOFError:
-            self._give_up(slot, ENDED)
+            self._give_up(slot, Cause.ENDED, ENDED)
         except TransferError as error:
-            self._give_up(slot, str(error))
+            self._give_up(slot, Cause.CONNECTION, str(error))
 
-    def _give_up(self, slot: Slot, reason: str) -> None:
+    def _give_up(self, slot: Slot, cause: Cause, reason: str) -> None:
         """This life of it is lost; the first reason counts."""
         assert slot.process is not None
-        self._to_lose.setdefault(slot.process, (slot, reason))
+        self._to_lose.setdefault(slot.process, (slot, cause, reason))
+
+    def _turn_away(self, slot: Slot, cause: Cause, reason: str) -> None:
+        """The same, and whoever came by itself need not come again as it is."""
+        self._send(slot, wire.Dismiss(reason))
+        self._give_up(slot, cause, reason)
 
     def _meet(self, guest: Guest) -> None:
         assert self._door is not None
@@ -135,11 +140,13 @@ class Crew:
         whose time has come, and follow them all.
         """
         for slot in self.fleet.silent(self._now):
-            self._give_up(slot, "it has fallen silent")
+            self._give_up(slot, Cause.SILENT, "it has fallen silent")
+        for slot, cause, reason in self.canaries.turn(self._now, self.fleet):
+            self._turn_away(slot, cause, reason)
         while self._to_lose:
-            process, (slot, reason) = self._to_lose.popitem()
+            process, (slot, cause, reason) = self._to_lose.popitem()
             if slot.process is process:
-                self._lose(slot, reason)
+                self._lose(slot, cause, reason)
         self._end_leaving()
         if is_starting:
             try:
@@ -173,6 +180,7 @@ class Crew:
         """When there is something to do without a word from anybody; None = never."""
         times = (
             self.fleet.next_ns(),
+            self.canaries.next_ns(),
             Ns(self._now + REAP_NS) if self._dying else None,
             Ns(self._renewed_ns + self._renew_ns) if self._has_remote else None,
             self._door.rests_until(self._now) if self._door is not None else None,
@@ -187,14 +195,10 @@ class Crew:
 
     def audit(self, audit: Audit) -> None:
         """Have every worker that is ready check itself."""
-        audit_id = self._num_audits
-        self._num_audits += 1
-        self._audits[audit_id] = audit
-        for slot in self.fleet:
-            if slot.is_ready:
-                audit.waiting.add(slot.name)
-                self._send(slot, wire.Audit(audit_id))
-        self._end_audit(audit_id, "")
+        asked = [slot for slot in self.fleet if slot.is_ready]
+        audit_id = self._audits.begin(audit, [slot.name for slot in asked])
+        for slot in asked:
+            self._send(slot, wire.Audit(audit_id))
 
     def leave(
         self, slot: Slot, *, back_as: Role | None = None, within_ns: Ns | None = None
@@ -229,6 +233,8 @@ class Crew:
     def _hear(self, slot: Slot, message: wire.FromWorker) -> None:
         if isinstance(message, wire.Beat):
             self.fleet.heard(slot, self._now, message.stats, message.cost)
+            if message.stats is not None:
+                self.canaries.note(self._now, slot, message.stats)
         else:
             self.fleet.heard(slot, self._now, None)
         match message:
@@ -240,13 +246,13 @@ class Crew:
             case wire.Unfit(text, hint):
                 if not self.start.done():
                     self.start.set_exception(ConfigError(text, hint=hint))
-                self._give_up(slot, text)
+                self._give_up(slot, Cause.UNFIT, text)
             case wire.Failed(reason):
-                self._give_up(slot, f"its engine has failed: {reason}")
+                self._give_up(slot, Cause.ENGINE_FAILED, f"its engine has failed: {reason}")
             case wire.Audited(audit_id, fault):
-                if fault and audit_id in self._audits:
-                    self._audits[audit_id].faults.append(f"{slot.name}: {fault}")
-                self._end_audit(audit_id, slot.name)
+                self._audits.hear(audit_id, slot.name, fault)
+            case wire.Canaried():
+                self._hear_canary(slot, message)
             case wire.Leave(within_s):
                 if slot.leaving is None:
                     # One that this front end has sent for is sent for again.
@@ -289,34 +295,36 @@ class Crew:
             self._handle(WorkerSaid(worker_id, turn.words))
 
     def _welcome(self, slot: Slot, ready: wire.Ready) -> None:
+        if misfit := self._misfit(ready):
+            self._turn_away(slot, Cause.MISFIT, misfit)
+        elif not self.canaries.begin(self._now, slot, ready):
+            self._let_serve(slot, ready)
+
+    def _misfit(self, ready: wire.Ready) -> str:
+        """Why it could not take over from the others; empty = it could."""
         others = [one.ready for one in self.fleet if one.ready is not None and one.is_ready]
         if not others and self.start.done():
             others = self.start.result()
         other = others[0] if others else None
-        fault = ""
         if ready.protocol != wire.PROTOCOL:
-            fault = f"it speaks protocol {ready.protocol}, not {wire.PROTOCOL}"
-        elif other is not None and other.kind != ready.kind:
-            fault = f"it serves {ready.kind}, the others {other.kind}"
-        if fault:
-            self._send(slot, wire.Dismiss(fault))
-            self._give_up(slot, fault)
-            return
-        scheduler = ready.config.scheduler
-        self._handle(
-            WorkerUp(
-                worker_id=self.fleet.is_up(slot, self._now, ready),
-                name=slot.name,
-                spec=ready.spec,
-                role=ready.role,
-                step_tokens=scheduler.step_tokens,
-                max_running_seqs=scheduler.max_running_seqs,
-                cost=ready.cost,
-                kv_address=ready.kv_address,
-                kv_block_bytes=ready.kv.block_bytes if ready.kv_address else 0,
-                publishes_kv=ready.config.kv.prefix_cache,
-            )
-        )
+            return f"it speaks protocol {ready.protocol}, not {wire.PROTOCOL}"
+        if other is not None and other.kind != ready.kind:
+            return f"it serves {ready.kind}, the others {other.kind}"
+        return ""
+
+    def _hear_canary(self, slot: Slot, answer: wire.Canaried) -> None:
+        match self.canaries.hear(self._now, slot, answer):
+            case wire.Ready() as ready if misfit := self._misfit(ready):
+                self._turn_away(slot, Cause.MISFIT, misfit)
+            case wire.Ready() as ready:
+                self._let_serve(slot, ready)
+                # What it has cached by then.
+                self._send(slot, wire.SendSnapshot())
+            case (cause, reason):
+                self._turn_away(slot, cause, reason)
+
+    def _let_serve(self, slot: Slot, ready: wire.Ready) -> None:
+        self._handle(wire.up_of(self.fleet.is_up(slot, self._now, ready), slot.name, ready))
         _log.info("worker %s is ready", slot.name)
         lives = [one.ready for one in self.fleet]
         if lives and not (None in lives or self.start.done()):
@@ -329,25 +337,26 @@ class Crew:
         try:
             slot.process.send(message)
         except TransferError as error:
-            self._give_up(slot, str(error))
+            self._give_up(slot, Cause.CONNECTION, str(error))
 
-    def _lose(self, slot: Slot, reason: str) -> None:
+    def _lose(self, slot: Slot, cause: Cause, reason: str) -> None:
         assert slot.process is not None
         if reason == ENDED and slot.process.wait(LAST_BREATH_S):
             reason = f"{reason}, with {slot.process.exit_status()}"
         worker_id = slot.worker_id
         self._dying[slot.process] = self._now  # its parent has to ask for its end some time
-        self.fleet.lose(slot, self._now, reason)
+        self.fleet.lose(slot, self._now, cause, reason)
         # What nobody could serve with, whoever waits for the start is told.
         if not (self.start.done() and self.start.exception()):
-            _log.warning("worker %s is lost: %s", slot.name, reason)
+            wait_s = self.fleet.restart_in_s(slot, self._now)
+            next_one = f"; another one starts in {wait_s:g} s" if wait_s else ""
+            _log.warning("worker %s is lost: %s%s", slot.name, reason, next_one)
         self._is_down(slot, worker_id, reason, is_failure=True)
 
     def _is_down(
         self, slot: Slot, worker_id: WorkerId | None, reason: str, *, is_failure: bool
     ) -> None:
-        for audit_id in list(self._audits):
-            self._end_audit(audit_id, slot.name)
+        self._audits.lose(slot.name)
         if worker_id is not None:
             self._parts.pop(worker_id, None)
             self._handle(WorkerDown(worker_id, reason, is_failure))
@@ -386,13 +395,3 @@ class Crew:
                 del self._dying[process]
             elif self._now >= kill_ns:
                 process.kill()
-
-    def _end_audit(self, audit_id: int, name: str) -> None:
-        """Nothing more will come from this worker; the audit ends with the last one."""
-        audit = self._audits.get(audit_id)
-        if audit is None:
-            return
-        audit.waiting.discard(name)
-        if not audit.waiting:
-            del self._audits[audit_id]
-            audit.end()

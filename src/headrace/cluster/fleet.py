@@ -6,8 +6,10 @@ later and later after each short one. One that was asked to leave goes with its 
 Decides when a process is started or given up; refuses to know what it works on.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from enum import StrEnum
 from itertools import count
 from typing import Final
 
@@ -40,12 +42,29 @@ _COUNTS: Final = (
 )
 
 
+class Cause(StrEnum):
+    """Why a worker was lost, for figures."""
+
+    ENDED = "ended"  # its process has
+    SILENT = "silent"
+    CONNECTION = "connection"  # it was cut, or brought what is none of ours
+    UNFIT = "unfit"  # it cannot serve as it is configured
+    MISFIT = "misfit"  # it serves something else than the others
+    ENGINE_FAILED = "engine_failed"
+    CANARY_WRONG = "canary_wrong"
+    CANARY_FAILED = "canary_failed"
+    CANARY_LATE = "canary_late"
+
+
 @dataclass(slots=True)
 class Leaving:
     """A worker is to end as soon as it has nothing in flight, and in time anyway."""
 
     until_ns: Ns
     back_as: Role | None  # in which another takes its place; None = nobody does
+
+
+BY_CANARY: Final = (Cause.CANARY_WRONG, Cause.CANARY_FAILED, Cause.CANARY_LATE)
 
 
 @dataclass(slots=True)
@@ -67,6 +86,8 @@ class Slot:
     num_starts: int = 0
     num_short_lives: int = 0  # in a row
     fault: str = ""  # why it was lost, last
+    cause: Cause | None = None  # the same, for figures
+    num_bad_canaries: int = 0  # lives that ended by one
     leaving: Leaving | None = None
     switched_from: WorkerId | None = None  # the life in another role that this one continues
 
@@ -92,14 +113,15 @@ class Fleet:
         *,
         start_timeout_s: float = START_TIMEOUT_S,
     ) -> None:
-        self._config = config
+        self.config = config
         self._start_timeout_s = start_timeout_s
-        self._configure = configure
+        self.configure = configure
         self._launch = launch
         self._slots: list[Slot] = []
         self._next_worker_id = 0
         self._past = dict.fromkeys(_COUNTS, 0)  # of lives that are over
         self._num_starts: dict[str, int] = {}  # of slots that are gone, by name
+        self._losses: dict[str, Counter[Cause]] = {}  # by name, whoever had it
         for role, num_workers in (
             (Role.PREFILL, config.prefill),
             (Role.DECODE, config.decode),
@@ -148,7 +170,7 @@ class Fleet:
         whoever sent for it does not wait any more, or none may come by itself.
         """
         if not hello.ticket:
-            return None if self._config.on else self.add_remote(now, process, hello)
+            return None if self.config.on else self.add_remote(now, process, hello)
         for slot in self._slots:
             awaited = slot.process
             if isinstance(awaited, Awaited) and awaited.ticket == hello.ticket:
@@ -166,7 +188,7 @@ class Fleet:
         slot.process = process
         slot.heard_ns, slot.has_spoken = now, False
         slot.num_starts += 1
-        process.send(self._configure(slot))
+        process.send(self.configure(slot))
 
     def start_due(self, now: Ns) -> list[Slot]:
         """Start those whose time has come, and say which. OSError where a process cannot be had."""
@@ -202,7 +224,11 @@ class Fleet:
             if slot.process is not None and now > self._silent_from(slot)
         ]
 
-    def lose(self, slot: Slot, now: Ns, reason: str) -> None:
+    def losses(self, name: str) -> dict[str, int]:
+        """How often workers of this name were lost, by the cause."""
+        return {cause.value: n for cause, n in self._losses.get(name, Counter()).items()}
+
+    def lose(self, slot: Slot, now: Ns, cause: Cause, reason: str) -> None:
         """End this life, and plan the next."""
         assert slot.process is not None
         slot.process.kill()
@@ -211,11 +237,19 @@ class Fleet:
         delay_s = 0.0
         if slot.num_short_lives or not slot.is_ready:
             doublings = min(slot.num_short_lives, MAX_DOUBLINGS)
-            delay_s = self._config.restart_delay_s * 2**doublings
+            delay_s = self.config.restart_delay_s * 2**doublings
         slot.num_short_lives += 1
         slot.restart_ns = Ns(now + round(delay_s * NS_PER_S))
-        slot.fault = reason
+        slot.fault, slot.cause = reason, cause
+        slot.num_bad_canaries += cause in BY_CANARY
+        self._losses.setdefault(slot.name, Counter())[cause] += 1
         self._end_life(slot)
+
+    def restart_in_s(self, slot: Slot, now: Ns) -> float | None:
+        """Until another life of it begins; None = it lives, or nobody takes its place."""
+        if slot.process is not None or all(slot is not one for one in self._slots):
+            return None
+        return max(0.0, (slot.restart_ns - now) / NS_PER_S)
 
     def leave(self, slot: Slot, until_ns: Ns, back_as: Role | None) -> None:
         """It shall end, at the latest then."""
@@ -256,7 +290,7 @@ class Fleet:
         return min(times, default=None)
 
     def _silent_from(self, slot: Slot) -> Ns:
-        limit_s = self._config.silence_timeout_s if slot.has_spoken else self._start_timeout_s
+        limit_s = self.config.silence_timeout_s if slot.has_spoken else self._start_timeout_s
         return Ns(slot.heard_ns + round(limit_s * NS_PER_S))
 
     def pool_facts(self) -> tuple[PoolFacts, ...]:

@@ -21,11 +21,12 @@ from headrace.cluster.crew import Crew, Progress
 from headrace.cluster.door import Door
 from headrace.cluster.fleet import Fleet
 from headrace.cluster.rolling import RollingRestart
+from headrace.cluster.states import worker_states
 from headrace.cluster.switchboard import Speaker
 from headrace.core.base.errors import ConfigError, InvariantError
 from headrace.core.base.events import Arrive, CallAt, Cancel, EngineEffect
 from headrace.core.base.request import FinishReason, SeqSpec, Slo
-from headrace.core.base.types import NS_PER_S
+from headrace.core.base.types import NS_PER_S, Ns
 from headrace.core.config.cluster import ClusterConfig
 from headrace.core.engine.stats import EngineStats
 from headrace.core.router.core import RouterCore
@@ -115,17 +116,8 @@ class ClusterEngine(Intake[Restart]):
 
     def workers(self) -> list[WorkerState]:
         with self._turn:
-            return [
-                WorkerState(
-                    slot.name,
-                    slot.has_come,
-                    slot.is_ready,
-                    slot.process.pid if slot.process is not None else None,
-                    slot.num_starts,
-                    slot.stats,
-                )
-                for slot in self._crew.fleet
-            ]
+            now = Ns(time.monotonic_ns())
+            return worker_states(now, self._crew.fleet, self._crew.canaries)
 
     def pools(self) -> list[PoolStatus]:
         with self._turn:

@@ -1,21 +1,28 @@
 """A rolling restart: each worker ends and starts again, while the others serve.
 
-Decides whose turn it is; refuses to know how a worker leaves. Belongs to the crew's thread.
+Decides whose turn it is, and that it ends with the first whose canary fails: what is wrong with it
+would be wrong with the rest. Refuses to know how a worker leaves. Belongs to the crew's thread.
 """
 
+import logging
 from collections import deque
 
 from headrace.cluster.crew import Crew
+from headrace.cluster.fleet import Slot
 from headrace.core.base.types import WorkerId
+
+_log = logging.getLogger(__name__)
 
 
 class RollingRestart:
     def __init__(self, crew: Crew) -> None:
         self._crew = crew
         self._lives = deque[WorkerId]()  # that are still to end
+        self._last: tuple[Slot, int] | None = None  # whose turn it was, and its bad canaries then
 
     def begin(self) -> None:
         """With all workers of this machine that serve; those that are starting are fresh anyway."""
+        self._last = None
         self._lives.clear()
         self._lives.extend(
             slot.worker_id
@@ -26,7 +33,20 @@ class RollingRestart:
     def turn(self) -> None:
         """The next one goes when everybody serves."""
         fleet = self._crew.fleet
+        if self._lives and self._last is not None:
+            self._stop_unless_good(*self._last)
         if self._lives and all(slot.is_ready and slot.leaving is None for slot in fleet):
             slot = fleet.of_worker(self._lives.popleft())
             if slot is not None:
+                self._last = slot, slot.num_bad_canaries
                 self._crew.leave(slot, back_as=slot.role)
+
+    def _stop_unless_good(self, slot: Slot, num_bad_before: int) -> None:
+        if slot.num_bad_canaries > num_bad_before:
+            _log.error(
+                "the rolling restart has stopped at worker %s (%s); not restarted: %d",
+                slot.name,
+                slot.fault,
+                len(self._lives),
+            )
+            self._lives.clear()

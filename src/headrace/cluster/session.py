@@ -6,11 +6,13 @@ refuses to touch those of others.
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 import msgspec
 
 from headrace.cluster import wire
-from headrace.cluster.wire import Turn, Word
+from headrace.cluster.canary_answer import CanaryAnswer
+from headrace.cluster.wire import Canaried, Canary, Turn, Word
 from headrace.cluster.worker_line import WorkerLine
 from headrace.core.base.events import (
     Admitted,
@@ -39,8 +41,8 @@ LOAD_EVERY_NS = Ns(10_000_000)  # how often a turn tells the load, at most
 
 
 class Session:
-    """`submit`, `cancel`, `end_lease`, `expect`, `tell_computed` and `end` are called by whoever
-    receives, `beat` by anybody, the rest on the engine's thread.
+    """`submit`, `cancel`, `end_lease`, `expect`, `tell_computed`, `answer` and `end` are called by
+    whoever receives, `beat` by anybody, the rest on the engine's thread.
     """
 
     def __init__(self, line: WorkerLine, engine: LiveEngine, step_fit: StepFit | None) -> None:
@@ -54,6 +56,7 @@ class Session:
         self._ended: dict[SeqId, SeqId] = {}  # outer ids by inner ones, of this turn
         self._num_received = 0  # requests that the engine knows of
         self._load_told_ns = Ns(0)
+        self._canaries: set[int] = set()  # that are not answered
 
     # ---- the front end's words
 
@@ -85,6 +88,10 @@ class Session:
         if inner is not None:
             self._engine.expect(msgspec.structs.replace(message, seq_id=inner))
 
+    def answer(self, asked: Canary) -> None:
+        self._canaries.add(asked.canary_id)
+        CanaryAnswer(asked, self._tell_canary).begin(self._engine)
+
     def end(self) -> None:
         """The front end is gone: nobody waits for what it has asked, nor will copy it."""
         for inner in self._scope.living():
@@ -101,7 +108,11 @@ class Session:
         if self._step_fit is not None and self._num_beats % COST_EVERY_BEATS == 0:
             cost = self._step_fit.cost()
         self._num_beats += 1
-        self.line.send(wire.Beat(self._engine.stats(), self._num_received, cost))
+        stats = self._engine.stats()
+        if self._canaries:  # which nobody waits for
+            num_running = max(0, stats.num_running - len(self._canaries))
+            stats = msgspec.structs.replace(stats, num_running=num_running)
+        self.line.send(wire.Beat(stats, self._num_received, cost))
 
     # ---- the engine's words
 
@@ -113,6 +124,11 @@ class Session:
             if isinstance(word, Finish | Reject):
                 self._ended[effect.seq_id] = word.seq_id
             self._words.append(word)
+
+    def _tell_canary(self, answer: Canaried) -> None:
+        self._canaries.discard(answer.canary_id)
+        with suppress(OSError):  # whoever receives finds out
+            self.line.send(answer)
 
     def note_arrival(self, first: SeqId) -> None:
         self._num_received += self._scope.has_come(first)

@@ -16,6 +16,7 @@ from headrace.cluster.session import Session
 from headrace.cluster.wire import (
     Audit,
     Audited,
+    Canary,
     Configure,
     Dismiss,
     Failed,
@@ -134,6 +135,8 @@ class Worker:
                 self._engine.call_soon(lambda now: self._send_snapshot(session))
             case Audit(audit_id):
                 threading.Thread(target=self._audit, args=(session, audit_id), daemon=True).start()
+            case Canary():
+                session.answer(message)
             case Renew():
                 pass  # it was heard
             case Dismiss(reason):

@@ -26,17 +26,18 @@ from headrace.core.base.events import (
 )
 from headrace.core.base.plan import WorkerSpec
 from headrace.core.base.request import SeqSpec
-from headrace.core.base.types import Ns
+from headrace.core.base.types import Ns, WorkerId
 from headrace.core.base.worker import Role
 from headrace.core.config.ledger import KvPlan
 from headrace.core.config.schema import Config
 from headrace.core.cost.fitted import FittedCostModel
 from headrace.core.engine.stats import EngineStats
-from headrace.core.router.events import WorkerLoad
+from headrace.core.router.events import WorkerLoad, WorkerUp
 from headrace.core.telemetry.record import RequestRecord
 from headrace.models.load import ModelDescription
 
-PROTOCOL: Final = 4
+PROTOCOL: Final = 5
+MAX_CANARY_TOKENS: Final = 64
 MAX_PART_NAMES: Final = 1 << 18  # of a snapshot: 5 MB, behind which other words need not wait long
 WORKER_NAME: Final = r"\A[A-Za-z0-9._-]{1,64}\Z"  # it goes into headers, labels and logs
 TO_WORKER, FROM_WORKER = "to worker", "from worker"  # directions of frames
@@ -80,6 +81,14 @@ class Audit(msgspec.Struct, frozen=True, tag=True):
     audit_id: int
 
 
+class Canary(msgspec.Struct, frozen=True, tag=True):
+    """Answer this, greedily, and let the front end alone judge it. It is nobody's request."""
+
+    canary_id: int
+    prompt_tokens: tuple[int, ...]
+    num_tokens: Annotated[int, msgspec.Meta(ge=1, le=MAX_CANARY_TOKENS)]
+
+
 ToWorker: TypeAlias = (
     Configure
     | Submit
@@ -90,6 +99,7 @@ ToWorker: TypeAlias = (
     | SendSnapshot
     | Renew
     | Audit
+    | Canary
     | Dismiss
 )
 
@@ -179,6 +189,16 @@ class Audited(msgspec.Struct, frozen=True, tag=True):
     fault: str  # empty = every law holds
 
 
+class Canaried(msgspec.Struct, frozen=True, tag=True):
+    """What the worker answers to a Canary: tokens, and how likely each was."""
+
+    canary_id: int
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    fault: str = ""  # why there is no answer; empty = there is
+    is_refused: bool = False  # it came at a bad time, and may be asked again
+
+
 class Failed(msgspec.Struct, frozen=True, tag=True):
     """The engine has stopped for good."""
 
@@ -194,7 +214,7 @@ class Leave(msgspec.Struct, frozen=True, tag=True):
 
 
 FromWorker: TypeAlias = (
-    Hello | Loading | Ready | Unfit | Turn | Beat | Snapshot | Audited | Failed | Leave
+    Hello | Loading | Ready | Unfit | Turn | Beat | Snapshot | Audited | Canaried | Failed | Leave
 )
 
 
@@ -204,6 +224,23 @@ def snapshot_parts(kv_no: int, names: Collection[bytes]) -> Iterator[Snapshot]:
         num_left -= MAX_PART_NAMES
         yield Snapshot(kv_no, tuple(islice(rest, MAX_PART_NAMES)), is_last=False)
     yield Snapshot(kv_no, tuple(rest))
+
+
+def up_of(worker_id: WorkerId, name: str, ready: Ready) -> WorkerUp:
+    """What a router has to know of a worker that is ready."""
+    scheduler = ready.config.scheduler
+    return WorkerUp(
+        worker_id=worker_id,
+        name=name,
+        spec=ready.spec,
+        role=ready.role,
+        step_tokens=scheduler.step_tokens,
+        max_running_seqs=scheduler.max_running_seqs,
+        cost=ready.cost,
+        kv_address=ready.kv_address,
+        kv_block_bytes=ready.kv.block_bytes if ready.kv_address else 0,
+        publishes_kv=ready.config.kv.prefix_cache,
+    )
 
 
 def load_of(stats: EngineStats) -> WorkerLoad:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Protocol
 
 from headrace.core.base.events import EngineEffect, EngineEvent
@@ -21,16 +22,30 @@ class Records(Protocol):
     ) -> list[RequestRecord]: ...
 
 
-@dataclass(frozen=True, slots=True)
+class WorkerPhase(StrEnum):
+    DOWN = "down"  # it has no process
+    STARTING = "starting"
+    CANARY = "canary"  # it has loaded, and has to answer a canary first
+    READY = "ready"
+    DRAINING = "draining"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerState:
     """A process behind an engine, as last heard."""
 
     name: str
+    role: str
+    phase: WorkerPhase
     has_come: bool  # its process is there; it may be loading
     is_ready: bool
     pid: int | None  # None while it has no process
     num_starts: int
     stats: EngineStats | None  # None while it is not ready
+    fault: str  # why its last life was lost; empty = none was
+    cause: str  # the same in one word
+    losses: dict[str, int]  # how often, by such words
+    restart_in_s: float | None  # None = it has a process
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,7 @@
 """What operators ask: routes for whoever is on this machine, and nobody else."""
 
 import ipaddress
+from collections.abc import Sequence
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -9,6 +10,7 @@ from starlette.responses import Response
 
 from headrace.core.base.errors import RequestError
 from headrace.core.router.decision import Decision
+from headrace.live.port import WorkerState
 from headrace.server.errors import JSON
 
 
@@ -26,6 +28,11 @@ def decision_response(decision: Decision | None) -> Response:
     if decision is None:
         raise RequestError("no such decision, or not any more", status_hint=404, code="not_found")
     return Response(msgspec.json.encode(decision), media_type=JSON)
+
+
+def workers_response(workers: Sequence[WorkerState]) -> Response:
+    """Each process, and why it was lost where it was."""
+    return Response(msgspec.json.encode(workers), media_type=JSON)
 
 
 def _is_loopback(host: str) -> bool:

@@ -19,7 +19,7 @@ from headrace.core.base.errors import HeadraceError
 from headrace.core.config.schema import ServerConfig
 from headrace.core.config.telemetry import TelemetryConfig
 from headrace.live.traffic import TrafficRecorder
-from headrace.server.admin import check_is_local, decision_response
+from headrace.server.admin import check_is_local, decision_response, workers_response
 from headrace.server.endpoints import ChatEndpoint, CompletionEndpoint
 from headrace.server.errors import JSON, ClientGone, failure_of
 from headrace.server.exchange import CLIENT_GONE, Exchange
@@ -115,6 +115,7 @@ def _routes(service: Service) -> list[Route]:
         get("/v1/models", partial(_models, service)),
         get("/v1/models/{id:path}", partial(_model, service)),
         get("/admin/decisions/{id}", partial(_decision, service)),
+        get("/admin/workers", partial(_workers, service)),
         get("/health", partial(_health, service)),
         get("/ready", partial(_ready, service)),
         get("/metrics", partial(_metrics, service)),
@@ -138,6 +139,11 @@ def _decision(service: Service, request: Request) -> Response:
     check_is_local(request)
     engine = service.enter().text_engine.engine
     return decision_response(engine.decision(request.path_params["id"]))
+
+
+def _workers(service: Service, request: Request) -> Response:
+    check_is_local(request)
+    return workers_response(service.enter().text_engine.engine.workers())
 
 
 def _health(service: Service, request: Request) -> Response:

@@ -310,6 +310,15 @@ def _workers(workers: Sequence[WorkerState]) -> Iterable[Metric]:
     starts = CounterMetricFamily(
         "headrace_worker_starts", "processes that were started for it", labels=["worker"]
     )
+    losses = CounterMetricFamily(
+        "headrace_worker_losses", "lives of it that were lost, by cause", labels=["worker", "cause"]
+    )
+    last_loss = GaugeMetricFamily(
+        "headrace_worker_last_loss", "1, with the cause of the last one", labels=["worker", "cause"]
+    )
+    phase = GaugeMetricFamily(
+        "headrace_worker_phase", "1, with what it is about", labels=["worker", "phase"]
+    )
     states = {
         name: GaugeMetricFamily(f"headrace_worker_{name}", help, labels=["worker"])
         for name, help in (
@@ -321,12 +330,17 @@ def _workers(workers: Sequence[WorkerState]) -> Iterable[Metric]:
     for worker in workers:
         up.add_metric([worker.name], worker.is_ready)
         starts.add_metric([worker.name], worker.num_starts)
+        phase.add_metric([worker.name, worker.phase.value], 1)
+        for cause, num_losses in worker.losses.items():
+            losses.add_metric([worker.name, cause], num_losses)
+        if worker.cause:
+            last_loss.add_metric([worker.name, worker.cause], 1)
         if (stats := worker.stats) is not None:
             states["running_seqs"].add_metric([worker.name], stats.num_running)
             states["waiting_seqs"].add_metric([worker.name], stats.num_waiting)
             in_use = stats.num_pinned_blocks / stats.num_blocks if stats.num_blocks else 0.0
             states["kv_usage_ratio"].add_metric([worker.name], in_use)
-    return (up, starts, *states.values())
+    return (up, starts, phase, losses, last_loss, *states.values())
 
 
 def _pools(pools: Sequence[PoolStatus]) -> Iterable[Metric]:

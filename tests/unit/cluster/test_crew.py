@@ -7,15 +7,19 @@ import pytest
 
 from headrace.cluster.crew import Crew
 from headrace.cluster.fleet import Fleet, Slot
+from headrace.cluster.rolling import RollingRestart
 from headrace.cluster.wire import (
     PROTOCOL,
     Beat,
+    Canaried,
+    Canary,
     Configure,
     Dismiss,
     FromWorker,
     Hello,
     Ready,
     Renew,
+    SendSnapshot,
     Snapshot,
 )
 from headrace.core.base.types import NS_PER_S, Ns
@@ -50,12 +54,12 @@ class Voice(FakeProcess):
 
 
 class Rig:
-    def __init__(self) -> None:
+    def __init__(self, *, canary: bool = False, workers: int = 0) -> None:
         self.now_s = 100.0
         self.num_up = 0
         self.snapshots: list[WorkerKvSnapshot] = []
         self.fleet = Fleet(
-            ClusterConfig(silence_timeout_s=4.0),
+            ClusterConfig(silence_timeout_s=4.0, canary=canary, workers=workers),
             lambda slot: Configure(config=Config()),
             lambda slot: Voice(),
         )
@@ -69,6 +73,13 @@ class Rig:
     def come(self) -> tuple[Slot, Voice]:
         voice = Voice()
         return self.fleet.add_remote(self.now, voice, Hello(name="box")), voice
+
+    def answer(self, slot: Slot, *tokens: int) -> None:
+        """To the canary that it has got last."""
+        voice = slot.process
+        assert isinstance(voice, Voice)
+        asked = [message for message in voice.sent if isinstance(message, Canary)][-1]
+        self.say(slot, Canaried(asked.canary_id, tokens, (0.0,) * len(tokens)))
 
     def say(self, slot: Slot, *words: FromWorker) -> None:
         voice = slot.process
@@ -95,6 +106,15 @@ class Rig:
 @pytest.fixture
 def rig() -> Iterator[Rig]:
     rig = Rig()
+    yield rig
+    rig.crew.end()
+
+
+@pytest.fixture
+def wary() -> Iterator[Rig]:
+    """One whose workers have to answer canaries; it starts three."""
+    rig = Rig(canary=True, workers=3)
+    rig.wait(0)
     yield rig
     rig.crew.end()
 
@@ -202,3 +222,96 @@ def test_a_worker_has_no_more_blocks_than_it_said(rig: Rig) -> None:
     rig.say(slot, *[Snapshot(7, (b"a", b"b"), is_last=False)] * 2)
     assert voice.is_closed
     assert "more than the 3 blocks" in slot.fault
+
+
+def test_nobody_gets_requests_before_its_canary_is_answered(wary: Rig) -> None:
+    first, second, third = wary.fleet
+    for slot in (first, second, third):
+        wary.say(slot, ready())
+    assert (wary.num_up, wary.fleet.num_starting) == (0, 3)
+    wary.answer(first, 1, 2)
+    wary.answer(second, 1, 2)
+    assert wary.num_up == 2
+    process = first.process
+    assert isinstance(process, Voice)
+    assert process.sent[-1] == SendSnapshot()  # what it has cached meanwhile was not told
+    wary.answer(third, 1, 3)
+    assert wary.num_up == 2
+    assert third.process is None
+    assert third.fault == "its canary is wrong: token 1 of its answer is 3, and 2 of the others'"
+    assert wary.fleet.losses(third.name) == {"canary_wrong": 1}
+    assert wary.fleet.restart_in_s(third, wary.now) == 0.5
+    for _ in range(2):  # later and later, as after any life that was short
+        wary.wait(1.0)
+        wary.say(third, ready())
+        wary.answer(third, 1, 3)
+    assert wary.fleet.restart_in_s(third, wary.now) == 2.0
+
+
+def test_two_kinds_that_come_together_do_not_both_serve(wary: Rig) -> None:
+    first, second, _ = wary.fleet
+    wary.say(first, ready())
+    wary.say(second, ready(model_digest="another"))
+    wary.answer(first, 1)
+    wary.answer(second, 1)
+    assert wary.num_up == 1
+    assert "model and arithmetic another" in second.fault
+
+
+def serving(rig: Rig) -> list[Slot]:
+    for slot in rig.fleet:
+        rig.say(slot, ready())
+        rig.answer(slot, 1)
+    return list(rig.fleet)
+
+
+def test_a_rolling_restart_stops_at_the_first_canary_that_fails(
+    wary: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second, third = serving(wary)
+    rolling = RollingRestart(wary.crew)
+    rolling.begin()
+
+    def turn() -> None:
+        rolling.turn()
+        wary.wait(1.5)  # longer than a drain
+        for slot in wary.fleet:
+            if slot.is_ready:
+                wary.say(slot, Beat())
+
+    turn()
+    turn()
+    wary.say(first, ready())
+    assert [slot.num_starts for slot in wary.fleet] == [2, 1, 1]
+    wary.answer(first, 1)
+    turn()
+    turn()
+    wary.say(second, ready())
+    wary.answer(second, 9)
+    for _ in range(3):
+        turn()
+    assert "has stopped at worker w1 (its canary is wrong" in caplog.text
+    assert "not restarted: 1" in caplog.text
+    # It comes back in the end, and the third one keeps its life all the same.
+    wary.say(second, ready())
+    wary.answer(second, 1)
+    for _ in range(3):
+        turn()
+    assert all(slot.is_ready for slot in wary.fleet)
+    assert third.num_starts == 1
+
+
+def test_a_rolling_restart_without_a_fault_comes_to_everybody(wary: Rig) -> None:
+    serving(wary)
+    rolling = RollingRestart(wary.crew)
+    rolling.begin()
+    for _ in range(12):
+        rolling.turn()
+        wary.wait(1.5)
+        for slot in wary.fleet:
+            if slot.is_ready:
+                wary.say(slot, Beat())
+            elif slot.process is not None:
+                wary.say(slot, ready())
+                wary.answer(slot, 1)
+    assert [slot.num_starts for slot in wary.fleet] == [2, 2, 2]

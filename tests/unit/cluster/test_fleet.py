@@ -4,7 +4,7 @@ from typing import Any, cast
 
 import pytest
 
-from headrace.cluster.fleet import MAX_BAD_STARTS, Fleet, Slot
+from headrace.cluster.fleet import MAX_BAD_STARTS, Cause, Fleet, Slot
 from headrace.cluster.process import WorkerProcess
 from headrace.cluster.wire import Configure, FromWorker, Ready, ToWorker
 from headrace.core.base.types import NS_PER_S, Ns, WorkerId
@@ -118,7 +118,7 @@ def test_who_is_lost_while_it_leaves_has_left(back_as: Role | None, left: list[s
     slot = named(fleet, "w0")
     process = cast("FakeProcess", slot.process)
     fleet.leave(slot, NOW, back_as)
-    fleet.lose(slot, NOW, "struck")
+    fleet.lose(slot, NOW, Cause.ENDED, "struck")
     assert process.is_killed
     assert names(fleet) == left
 
@@ -130,13 +130,13 @@ def test_a_fleet_that_has_served_is_not_given_up() -> None:
             for _ in range(MAX_BAD_STARTS):
                 slot.restart_ns = NOW
                 fleet.start_due(NOW)
-                fleet.lose(slot, NOW, "struck")
+                fleet.lose(slot, NOW, Cause.ENDED, "struck")
         assert fleet.is_hopeless is not served
         for slot in fleet:
             slot.restart_ns = NOW
         bring_up(fleet)
         for slot in fleet:
-            fleet.lose(slot, NOW, "struck")
+            fleet.lose(slot, NOW, Cause.ENDED, "struck")
 
 
 def test_only_processes_that_will_serve_are_starting() -> None:

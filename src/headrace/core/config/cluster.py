@@ -40,6 +40,23 @@ class ClusterConfig:
         low=0,
         high=3600,
     )
+    canary: bool = setting(
+        True,
+        "ask each worker a small request of known answer when it starts and when it is quiet, and"
+        " give it requests only where the answer is that of the others",
+    )
+    canary_every_s: float = setting(
+        60.0,
+        "how long a worker may compute nothing before it is asked again; 0 = only when it starts",
+        low=0,
+        high=1e6,
+    )
+    canary_timeout_s: float = setting(
+        60.0,
+        "how long a worker that was asked may compute nothing before it is taken for hung",
+        low=0.1,
+        high=3600,
+    )
     listen: str = setting("", "HOST:PORT where workers of other machines come in; empty = none may")
     secret_file: str = setting("", "file with the secret that all machines of a cluster share")
     on: str = setting(
