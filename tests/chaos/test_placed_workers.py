@@ -4,7 +4,7 @@ again elsewhere. Ray itself is met in test_ray.py.
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -50,31 +50,38 @@ def cluster(config: Config, placer: ProcessPlacer) -> Iterator[BootedCluster]:
         assert not placer.pids
 
 
-def test_a_lost_one_is_sent_for_again_and_no_byte_differs(
-    config: Config, cluster: BootedCluster, placer: ProcessPlacer
-) -> None:
+def struck(
+    config: Config,
+    cluster: BootedCluster,
+    placer: ProcessPlacer,
+    strike: Callable[[list[int]], None],
+) -> list[int]:
+    """Have the cluster's workers, which these are, struck while they answer: no byte differs."""
     asked = requests(6)
     wanted = undisturbed(config, asked)
     wait_until(lambda: all_up(cluster))
-    before = placer.pids
-    got = answers(cluster.text_engine, asked, strike=lambda: os.kill(before[0], signal.SIGKILL))
-    assert got == wanted
+    pids = placer.pids
+    assert answers(cluster.text_engine, asked, strike=lambda: strike(pids)) == wanted
+    return pids
+
+
+def test_a_lost_one_is_sent_for_again_and_no_byte_differs(
+    config: Config, cluster: BootedCluster, placer: ProcessPlacer
+) -> None:
+    num_migrations = cluster.engine.stats().num_migrations
+    victim = struck(config, cluster, placer, lambda pids: os.kill(pids[0], signal.SIGKILL))[0]
     wait_until(lambda: all_up(cluster))
-    assert before[0] not in placer.pids
-    assert cluster.engine.stats().num_migrations > 0
+    assert victim not in placer.pids
+    assert cluster.engine.stats().num_migrations > num_migrations
     cluster.engine.check()
 
 
 def test_one_that_is_told_to_end_is_drained_and_sent_for_again(
     config: Config, cluster: BootedCluster, placer: ProcessPlacer
 ) -> None:
-    asked = requests(6)
-    wanted = undisturbed(config, asked)
-    wait_until(lambda: all_up(cluster))
-    before, num_migrations = placer.pids, cluster.engine.stats().num_migrations
-    got = answers(cluster.text_engine, asked, strike=lambda: os.kill(before[0], signal.SIGTERM))
-    assert got == wanted
-    wait_until(lambda: all_up(cluster) and before[0] not in placer.pids)
+    num_migrations = cluster.engine.stats().num_migrations
+    victim = struck(config, cluster, placer, lambda pids: os.kill(pids[0], signal.SIGTERM))[0]
+    wait_until(lambda: all_up(cluster) and victim not in placer.pids)
     assert cluster.engine.stats().num_migrations == num_migrations
     cluster.engine.check()
 
@@ -82,13 +89,8 @@ def test_one_that_is_told_to_end_is_drained_and_sent_for_again(
 def test_they_take_turns_in_a_rolling_restart(
     config: Config, cluster: BootedCluster, placer: ProcessPlacer
 ) -> None:
-    asked = requests(4)
-    wanted = undisturbed(config, asked)
-    wait_until(lambda: all_up(cluster))
-    before = set(placer.pids)
-    got = answers(cluster.text_engine, asked, strike=cluster.engine.restart_workers)
-    assert got == wanted
-    wait_until(lambda: not before & set(placer.pids) and all_up(cluster))
+    before = struck(config, cluster, placer, lambda pids: cluster.engine.restart_workers())
+    wait_until(lambda: not {*before} & {*placer.pids} and all_up(cluster))
     cluster.engine.check()
 
 
