@@ -142,10 +142,30 @@ def test_helm_has_nothing_to_say_against_it() -> None:
     assert all(message["severity"] <= REMARK for message in findings["messages"]), findings
 
 
-def test_the_pods_of_the_ray_cluster_are_what_kubernetes_takes() -> None:
+def ray_cluster() -> tuple[Manifest, list[Manifest], Manifest]:
+    """The cluster, its groups of pods, and its service."""
     cluster, service = yaml.safe_load_all((DEPLOY / "kuberay/raycluster.yaml").read_text())
+    return (
+        cluster,
+        [cluster["spec"]["headGroupSpec"], *cluster["spec"]["workerGroupSpecs"]],
+        service,
+    )
+
+
+def test_whoever_speaks_to_ray_has_its_token() -> None:
+    _, groups, _ = ray_cluster()
+    containers = [one for group in groups for one in group["template"]["spec"]["containers"]]
+    assert [one["name"] for one in containers] == ["ray-head", "front", "ray-worker"]
+    for container in containers:
+        env = {one["name"]: one for one in container["env"]}
+        assert env["RAY_AUTH_MODE"]["value"] == "token"
+        secret = env["RAY_AUTH_TOKEN"]["valueFrom"]["secretKeyRef"]
+        assert secret == {"name": "headrace-ray", "key": "auth_token"}
+
+
+def test_the_pods_of_the_ray_cluster_are_what_kubernetes_takes() -> None:
+    cluster, groups, service = ray_cluster()
     assert (cluster["apiVersion"], cluster["kind"]) == ("ray.io/v1", "RayCluster")
-    groups = [cluster["spec"]["headGroupSpec"], *cluster["spec"]["workerGroupSpecs"]]
     for group in groups:
         # rayStartParams are words of `ray start`, so all of them are texts.
         assert all(isinstance(value, str) for value in group["rayStartParams"].values())

@@ -207,7 +207,8 @@ def connect(host: str, port: int) -> Any:
             f"the Ray cluster at {address} does not take this machine as a driver:"
             f" {_first_line(error)}",
             hint=f"the front end's machine has to be a node of it: ray start --address {address}"
-            " --num-cpus 0",
+            " --num-cpus 0; and where the cluster wants a token, `serve` needs RAY_AUTH_MODE=token"
+            " and the same RAY_AUTH_TOKEN (or ~/.ray/auth_token) as its nodes",
         ) from None
     return ray
 
