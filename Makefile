@@ -43,7 +43,7 @@ test-slow: $(DEV)
 
 test-ray: $(DEV)
 	$(PIP) install 'ray>=2.60,<3'
-	$(PYTEST) -m slow tests/chaos/test_ray.py $(ARGS)
+	$(PYTEST) -m slow tests/chaos/test_ray.py tests/chaos/test_ray_more.py $(ARGS)
 
 test-nixl: $(DEV)
 	$(PIP) install --no-deps 'nixl-cu12>=1.5,<2'

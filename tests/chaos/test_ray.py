@@ -5,19 +5,16 @@ another. Needs root, `ip`, and the extra [ray]; `make test-ray` brings that.
 import json
 import os
 import shutil
-import signal
 import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from chaos.test_partition import BOX, FRONT, run_in, two_machines
+from chaos.test_partition import BOX, FRONT, run_in
 from chaos.test_workers import requests, tiny_config, undisturbed
+from support.ray_machines import HEAD, commands_in, ray_machines, workers_in
 
 pytest.importorskip("headrace.ops.native._native")
 pytest.importorskip("ray", reason="needs the extra [ray]")
@@ -29,15 +26,6 @@ pytestmark = [
     ),
 ]
 
-PORT = 6379
-START_S = 150
-# A node that says nothing for 6 s is lost; a slow machine needs as much.
-HEALTH = {
-    "health_check_initial_delay_ms": 1000,
-    "health_check_period_ms": 1000,
-    "health_check_timeout_ms": 2000,
-    "health_check_failure_threshold": 5,
-}
 SECRET = "sixteen letters!"
 
 # The front end, beside the head: asks, has the node killed meanwhile, and asks again.
@@ -84,73 +72,17 @@ booted.close()
 """
 
 
-def pids_in(namespace: str) -> list[int]:
-    done = subprocess.run(
-        ["ip", "netns", "pids", namespace], capture_output=True, text=True, check=True
-    )
-    return [int(pid) for pid in done.stdout.split()]
-
-
-def commands_in(namespace: str) -> list[str]:
-    commands = []
-    for pid in pids_in(namespace):
-        try:
-            commands.append(Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace"))
-        except OSError:
-            continue  # it has ended meanwhile
-    return commands
-
-
-def workers_in(namespace: str) -> int:
-    return sum("headrace.cluster.placement.worker" in command for command in commands_in(namespace))
-
-
-def end_all(namespace: str) -> None:
-    for pid in pids_in(namespace):
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
-
-
-def start_ray(namespace: str, *words: str) -> None:
-    command = ["ip", "netns", "exec", namespace, sys.executable, "-m", "ray.scripts.scripts"]
-    options = ["--num-cpus", "2", "--object-store-memory", "80000000", "--disable-usage-stats"]
-    done = subprocess.run(
-        [*command, "start", *options, *words],
-        env={
-            **os.environ,
-            "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_agent_register_timeout_ms": "100000",
-            "PYTHONPATH": str(Path(__file__).parents[2] / "src"),
-        },
-        timeout=START_S,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
 @pytest.fixture(scope="module")
 def machines() -> Iterator[tuple[str, str]]:
-    """With a head in the first one and a node in the second, of two CPUs each."""
-    with two_machines() as (front, box), ExitStack() as stack:
-        # Of Ray's sockets, which may have 107 letters.
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="hr", dir="/tmp"))
-        for name in (front, box):
-            stack.callback(end_all, name)
-        head = ["--head", "--node-ip-address", FRONT, "--port", str(PORT), "--temp-dir", folder]
-        start_ray(front, *head, "--include-dashboard=false", "--system-config", json.dumps(HEALTH))
-        start_ray(box, "--address", f"{FRONT}:{PORT}", "--node-ip-address", BOX)
-        yield front, box
+    with ray_machines() as names:
+        yield names
 
 
 def test_where_there_is_no_room_the_start_says_what_was_asked(
     machines: tuple[str, str], tmp_path: Path
 ) -> None:
     model = tiny_config(tmp_path).model.path
-    on = ["--on", f"ray://{FRONT}:{PORT}", "--on-timeout-s", "5", "--on-cpus", "3"]
+    on = ["--on", f"ray://{HEAD}", "--on-timeout-s", "5", "--on-cpus", "3"]
     words = ["-m", "headrace.cli.main", "serve", model, "--port", "0", "--workers", "1", *on]
     with run_in(machines[0], *words, stderr=subprocess.PIPE) as process:
         _, err = process.communicate(timeout=100)
@@ -174,7 +106,8 @@ def test_a_node_dies_and_no_byte_differs(machines: tuple[str, str], tmp_path: Pa
             assert json.loads(process.stdout.readline())["outputs"] == wanted
             # One on each node; the secret is nowhere that others can look.
             assert (workers_in(front), workers_in(box)) == (1, 1)
-            assert not any(SECRET in command for command in commands_in(front) + commands_in(box))
+            commands = [*commands_in(front).values(), *commands_in(box).values()]
+            assert not any(SECRET in command for command in commands)
             process.stdin.write("strike\n")
             process.stdin.flush()
             told = json.loads(process.stdout.readline())
