@@ -16,7 +16,7 @@ import httptools
 
 from headrace.cluster.gateway.headers import Raw
 
-MAX_HEAD_BYTES: Final = 64 << 10
+MAX_HEAD_BYTES: Final = 64 << 10  # and of what else is no body: between its pieces, and behind it
 KEEP_ALIVE_S: Final = 3.0  # shorter than any engine's, so that none closes what is about to be used
 MAX_UNTAKEN_BYTES: Final = 1 << 18
 NO_HTTP: Final = "the answer is no HTTP"
@@ -44,7 +44,8 @@ class Link(asyncio.Protocol):
         self.status = 0  # of the answer, once its head is here
         self.headers: list[tuple[bytes, bytes]] = []
         self.is_over = True  # the answer is whole
-        self._num_head_bytes = 0
+        self._has_body = False  # what has just come
+        self._num_bare_bytes = 0  # that have come without any of a body
         self._ends_with_connection = False
         self._may_stay = False
         self._pieces: list[bytes] = []  # of the body, that nobody has taken
@@ -139,6 +140,8 @@ class Link(asyncio.Protocol):
             and self._transport is not None
             and not self._transport.is_closing()
             and self._may_stay
+            # An engine may answer before it has read all of a request, and leave the rest.
+            and not self._transport.get_write_buffer_size()
         )
 
     def fail(self, reason: str) -> None:
@@ -169,9 +172,11 @@ class Link(asyncio.Protocol):
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             self.fail(NO_HTTP)
-        if not self.status:
-            self._num_head_bytes += len(data)
-            if self._num_head_bytes > MAX_HEAD_BYTES:
+        if self._has_body:
+            self._num_bare_bytes, self._has_body = 0, False
+        else:
+            self._num_bare_bytes += len(data)
+            if self._num_bare_bytes > MAX_HEAD_BYTES:
                 self.fail(NO_HTTP)
         if self._sink is not None:
             self._deliver()
@@ -184,7 +189,7 @@ class Link(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.is_over:
-            if self.status and self._ends_with_connection and exc is None:
+            if self._ends_with_connection and exc is None and not self._fault:
                 self.is_over = True
             else:
                 word = "the answer broke off" if self.status else "the connection broke"
@@ -203,14 +208,22 @@ class Link(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
+        if not 100 <= status < 600:
+            raise ValueError("a status that nobody knows")
         if status < 200:
             self.headers.clear()  # another head follows
             return
+        codings = self._values(b"transfer-encoding")
+        if codings not in ([], [b"chunked"]):
+            raise ValueError("a coding that nobody has asked for")
         self.status = status
-        names = {name.lower() for name, _ in self.headers}
-        self._ends_with_connection = not names & {b"content-length", b"transfer-encoding"}
+        self._ends_with_connection = not (codings or self._values(b"content-length"))
+
+    def _values(self, wanted: bytes) -> list[bytes]:
+        return [value.strip().lower() for name, value in self.headers if name.lower() == wanted]
 
     def on_body(self, body: bytes) -> None:
+        self._has_body = True
         self._pieces.append(body)
 
     def on_message_complete(self) -> None:

@@ -126,6 +126,11 @@ def test_heads_that_come_before_the_answer_are_passed_over() -> None:
     [
         (b"!", "no HTTP"),
         (b"HTTP/1.1 200 OK\r\nx: " + b"y" * MAX_HEAD_BYTES, "no HTTP"),
+        (b"HTTP/1.1 000 OK\r\ncontent-length: 0\r\n\r\n", "no HTTP"),
+        (b"HTTP/1.1 600 OK\r\ncontent-length: 0\r\n\r\n", "no HTTP"),
+        (CHUNKED.replace(b"chunked", b"gzip, chunked") + b"1\r\na\r\n0\r\n\r\n", "no HTTP"),
+        (CHUNKED + b"0\r\nx: " + b"y" * (1 << 20), "no HTTP"),
+        (CHUNKED + b"1;x=" + b"y" * (1 << 20), "no HTTP"),
         (HEAD + b"ab!", "broke off"),
         (CHUNKED + b"4\r\nabcd\r\n!", "no HTTP"),
         (
@@ -160,6 +165,30 @@ def test_a_body_may_end_with_its_connection() -> None:
         assert await whole(link) == b"all of it!"
 
     talk(play, b"HTTP/1.1 200 OK\r\n\r\nall of it!")
+
+
+def test_unless_it_was_given_up_before() -> None:
+    async def play(links: Links, url: str) -> None:
+        link = await asked(links, url)
+        await link.hear_head()
+        assert await link.read() == b"half"
+        asyncio.get_running_loop().call_later(0.01, link.fail, "the engine is silent")
+        with pytest.raises(LinkError, match="silent"):
+            await link.read()
+
+    talk(play, b"HTTP/1.1 200 OK\r\n\r\nhalf", b"never")
+
+
+def test_one_that_still_has_to_send_is_not_used_again() -> None:
+    async def play(links: Links, url: str) -> None:
+        link = await links.take(url)
+        opened.append(link)
+        body = bytes(32 << 20)
+        link.ask(request_head(url, "/v1/x", (), len(body)), body)
+        assert await whole(link) == b"abcd"
+        assert not link.is_reusable
+
+    talk(play, HEAD.replace(b"200 OK", b"413 Too Much") + b"abcd", b"never")
 
 
 def test_a_sink_that_has_no_room_is_given_nothing_until_it_has() -> None:
