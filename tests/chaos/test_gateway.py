@@ -164,6 +164,22 @@ def test_a_stream_that_breaks_off_says_so(cut: str) -> None:
         assert not good.asked
 
 
+def test_also_one_whose_length_was_said() -> None:
+    head = stub.STREAM_HEAD.replace(b"transfer-encoding: chunked", b"content-length: 1000")
+    with bad_and_good(stub.sends(head, stub.event("one"))) as (gateway, _, _):
+        response = ask(gateway)
+        assert response.content.startswith(stub.event("one"))
+        assert last_event(response.content)["error"]["code"] == "engine_failed"
+
+
+def test_an_answer_without_a_body_has_no_length() -> None:
+    head = b"HTTP/1.1 204 x\r\ncontent-length: 5\r\n\r\n"
+    with gateway_over(stub.sends(head)) as (gateway, _):
+        response = ask(gateway)
+        assert (response.status_code, response.content) == (204, b"")
+        assert "content-length" not in response.headers
+
+
 def test_an_answer_that_breaks_off_breaks_the_connection() -> None:
     head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n"
     broken = stub.sends(head, b'{"id"')

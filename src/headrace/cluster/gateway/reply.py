@@ -16,6 +16,7 @@ from headrace.server.exchange import Exchange, Pipe
 from headrace.server.sse import error_event
 
 MAX_EVENT_BYTES: Final = 4 << 20  # of an event that is kept back until it is whole
+NO_CONTENT: Final = 204
 LAST_WORDS_S: Final = 2.0  # for an error that ends an answer to leave
 
 _ENDS: Final = (b"\n\n", b"\r\n\r\n")
@@ -80,6 +81,9 @@ class Reply:
         if kind.lower().startswith(b"text/event-stream"):
             self.events = Events()
             self._exchange.is_stream = True
+        if self.events is not None or status == NO_CONTENT:
+            # One that breaks off gets an end of its own; and where there is no body, there is none.
+            headers = [pair for pair in headers if pair[0] != b"content-length"]
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def pass_on(self, chunk: bytes) -> None:
