@@ -30,7 +30,7 @@ pytestmark = pytest.mark.timeout(120)
 SPOILT = """
 from random import Random
 from headrace.adapters.movers import tcp
-rng, send, kept = Random(1), tcp._Stream.send, []
+rng, send, kept = Random(1), tcp.BlockStream.send, []
 def spoil(self, payload):
     if len(payload) < 1000 or rng.random() > 0.05:
         send(self, payload)
@@ -47,7 +47,7 @@ def spoil(self, payload):
     elif fate == 4:
         return kept.append(header + bytes(payload))
     self.socket.sendall((header + payload) * (2 if fate == 3 else 1))
-tcp._Stream.send = spoil
+tcp.BlockStream.send = spoil
 tcp.PATIENCE_S = 0.5
 """
 FAR_APART = """
