@@ -226,6 +226,14 @@ def test_a_damaged_frame_is_an_error(recorded: tuple[Path, list[Frame]], tmp_pat
         replay(tmp_path / "damaged")
 
 
+def test_a_worker_that_cannot_be_is_an_error(tmp_path: Path) -> None:
+    spec = msgspec.structs.replace(worker_spec(), block_size=0)
+    header = LogHeader(config=CONFIG, spec=spec, cost=FittedCostModel.prior())
+    EventLogWriter(tmp_path / "damaged", header).close()
+    with pytest.raises(ConfigError, match="damaged: block_size is 0"):
+        replay(tmp_path / "damaged")
+
+
 def test_the_simulator_takes_the_decisions_of_the_live_engine(
     recorded: tuple[Path, list[Frame]],
 ) -> None:

@@ -15,7 +15,8 @@ from headrace.cli.sim_whatif_flags import MachineFlags, SloFlags, WhatIfFlags
 from headrace.core.base.errors import ConfigError
 from headrace.core.base.request import Slo
 from headrace.core.config.settings import SETTINGS
-from headrace.core.workload.recording import MAX_BLOCKS, Recording
+from headrace.core.cost.limits import MAX_BLOCKS
+from headrace.core.workload.recording import Recording
 from headrace.sim.compare import NUM_BLOCKS, NUM_DRAWS, Run, compare, figures, misses
 from headrace.sim.outcomes import recorded_outcomes
 from headrace.sim.whatif import Changes, Trial, default_slo, run_trial, span_s

@@ -25,6 +25,7 @@ from headrace.core.base.types import Ns
 from headrace.core.config.schema import WorkerConfig
 from headrace.core.config.units import format_bytes, size_text
 from headrace.core.cost.fitted import FittedCostModel
+from headrace.core.cost.limits import fault_of_worker
 from headrace.core.engine.trace import Frame, decode_frame, encode_frame
 from headrace.models.files import open_regular
 
@@ -124,6 +125,8 @@ class EventLogReader:
             header = None
         if header is None or header.format != FORMAT:
             raise ConfigError(f"not an event log of format {FORMAT}", path=str(path))
+        if fault := fault_of_worker(header.spec, header.config, header.cost):
+            raise ConfigError(f"event log is damaged: {fault}", path=str(path))
         return header
 
     def __iter__(self) -> Iterator[Frame]:

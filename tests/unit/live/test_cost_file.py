@@ -26,6 +26,27 @@ def test_round_trip(tmp_path: Path) -> None:
         (lambda text: text.replace('"knot_ns": [', '"knot_ns": [-1,'), "damaged"),
         (lambda text: text.replace('"slow_down"', '"slow_dawn"'), "damaged.*slow_dawn"),
         (lambda text: text.replace('"host_share": 0.01', '"host_share": "much"'), "damaged"),
+        (lambda text: text.replace('"host_share": 0.01', '"host_share": -3'), "host_share is -3"),
+        (
+            lambda text: text.replace('"num_workers": 2', f'"num_workers": {1 << 62}'),
+            r"num_workers is 4\.6",
+        ),
+        (lambda text: text.replace('"block_size": 16', '"block_size": 0'), "block_size is 0"),
+        (lambda text: text.replace('"num_blocks": 4096', '"num_blocks": -1'), "num_blocks is -1"),
+        (lambda text: text.replace('"budget": "itl"', '"budget": "no"'), "budget is 'no'"),
+        (lambda text: text.replace('"step_tokens": 512', '"step_tokens": 0'), "step_tokens is 0"),
+        (lambda text: text.replace('"num_seqs": 16', '"num_seqs": -16'), "num_seqs is -16"),
+        (lambda text: text.replace('"seq_ns": 20000.0', '"seq_ns": 1e300'), "ns of a step is 1e"),
+        (
+            lambda text: text.replace('"kv_link": null', '"kv_link": {"latency_ns": -1}'),
+            "damaged",
+        ),
+        (
+            lambda text: text.replace(
+                '"kv_link": null', '"kv_link": {"latency_ns": -1, "byte_ns": 1}'
+            ),
+            "latency_ns is -1",
+        ),
     ],
 )
 def test_other_files_are_refused(tmp_path: Path, change: object, match: str) -> None:

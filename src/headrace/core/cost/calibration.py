@@ -4,6 +4,7 @@ Decides how recorded times become figures, and which predictions leave what was 
 know where records come from.
 """
 
+import sys
 from collections.abc import Sequence
 from math import fsum
 from typing import Final
@@ -14,6 +15,14 @@ from headrace.core.base.plan import WorkerSpec
 from headrace.core.base.types import Ns
 from headrace.core.config.schema import WorkerConfig
 from headrace.core.cost.fitted import FittedCostModel, Link
+from headrace.core.cost.limits import (
+    MAX_WORKERS,
+    fault_of_cost,
+    fault_of_link,
+    fault_of_shape,
+    fault_of_worker,
+    outside,
+)
 from headrace.core.cost.model import StepShape
 
 FORMAT: Final = "hrcost1"
@@ -94,10 +103,22 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise ValueError(f"format is {self.format!r}, expected {FORMAT!r}")
         if not self.slow_down or any(not 0.01 <= one <= 1000.0 for one in self.slow_down):
             raise ValueError("slow_down must have figures between 0.01 and 1000")
-        if self.num_workers < 1:
-            raise ValueError(f"num_workers is {self.num_workers}")
+        if fault := self._fault():
+            raise ValueError(fault)
         host = self.host
         lines = (*msgspec.structs.astuple(host.request), *msgspec.structs.astuple(host.server))
         times = (*lines, host.first_token_ns, host.token_ns)
         if any(not 0.0 <= time <= 1e12 for time in times):
             raise ValueError("times of the host must be between 0 and 1e12 ns")
+
+    def _fault(self) -> str:
+        return (
+            outside("num_workers", self.num_workers, 1, MAX_WORKERS)
+            or fault_of_worker(self.spec, self.config, self.steps)
+            or fault_of_cost(self.believed)
+            or (fault_of_link(self.kv_link) if self.kv_link else "")
+            or outside("num_workers of what was seen", self.seen.num_workers, 1, MAX_WORKERS)
+            or fault_of_shape(self.seen.largest)
+            or outside("num_steps held out", self.held_out.num_steps, 0, sys.maxsize)
+            or outside("host_share", self.host_share, 0.0, 1.0)
+        )

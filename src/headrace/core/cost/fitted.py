@@ -40,7 +40,7 @@ class Link(msgspec.Struct, frozen=True):
 
     @property
     def bytes_per_s(self) -> float:
-        return NS_PER_S / self.byte_ns
+        return NS_PER_S / max(self.byte_ns, 1e-6)  # a fit may find that bytes take no time
 
     @classmethod
     def fit(cls, samples: Iterable[tuple[int, Ns]], *, prior: "Link | None" = None) -> "Link":

@@ -14,10 +14,8 @@ Decides what a line means; refuses to know where lines come from or go to.
 import sys
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import fields, is_dataclass
 from hashlib import blake2b
-from math import inf
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -29,6 +27,7 @@ from headrace.core.base.types import Ns
 from headrace.core.base.worker import Role
 from headrace.core.config.schema import RouterConfig, WorkerConfig
 from headrace.core.cost.fitted import FittedCostModel
+from headrace.core.cost.limits import MAX_TOKENS, MAX_WORKERS, fault_of_worker, outside
 from headrace.core.telemetry import Cause, RequestRecord
 
 FORMAT: Final = "hrtraffic1"
@@ -37,10 +36,6 @@ KEY_BYTES: Final = 32
 _TOKEN_BYTES: Final = array("I").itemsize
 REJECTED: Final = "rejected"  # how a sequence ended that was never accepted
 _ENDS: Final = {REJECTED, *FinishReason}
-MAX_TOKENS: Final = 1 << 24  # of a sequence, and of a block
-MAX_WORKERS: Final = 1 << 12
-MAX_BLOCKS: Final = 1 << 22  # of a worker: each takes room here, too
-MAX_STEP_NS: Final = 3600e9
 
 
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -284,7 +279,7 @@ def _fault_of(line: Line) -> str:
     """What cannot be, and would keep a simulation from its end; empty = nothing."""
     match line:
         case Begin():
-            return _outside("block_tokens", line.block_tokens, 1, MAX_TOKENS)
+            return outside("block_tokens", line.block_tokens, 1, MAX_TOKENS)
         case Pools():
             return next((fault for pool in line.pools if (fault := _fault_of_pool(pool))), "")
         case Recorded():
@@ -299,44 +294,16 @@ def _fault_of_request(line: Recorded) -> str:
     if len(line.blocks) % NAME_BYTES or len(line.tail) not in (0, NAME_BYTES):
         return f"names have {NAME_BYTES} bytes"
     return (
-        _outside("prompt_tokens", line.prompt_tokens, 1, MAX_TOKENS)
-        or _outside("output_tokens", line.output_tokens, 0, MAX_TOKENS)
-        or _outside("max_tokens", line.max_tokens, 0, MAX_TOKENS)
-        or _outside("arrived_ns", line.arrived_ns, 0, sys.maxsize)
+        outside("prompt_tokens", line.prompt_tokens, 1, MAX_TOKENS)
+        or outside("output_tokens", line.output_tokens, 0, MAX_TOKENS)
+        or outside("max_tokens", line.max_tokens, 0, MAX_TOKENS)
+        or outside("arrived_ns", line.arrived_ns, 0, sys.maxsize)
     )
 
 
 def _fault_of_pool(pool: PoolFacts) -> str:
-    spec, cost = pool.spec, pool.cost
-    part_ns = (cost.knot_ns[-1], cost.seq_ns, cost.logit_row_ns, cost.attention_pair_ns)
     return (
-        _outside("num_workers", pool.num_workers, 0, MAX_WORKERS)
-        or _outside("block_size", spec.block_size, 1, MAX_TOKENS)
-        or _outside("num_blocks", spec.num_blocks, 1, MAX_BLOCKS)
-        or _outside("max_model_len", spec.max_model_len, 1, MAX_TOKENS)
-        or _outside("kv_block_bytes", pool.kv_block_bytes, 0, sys.maxsize)
-        or _outside("ns of a step", max(*part_ns, cost.kv_token_ns), 0, MAX_STEP_NS)
-        or _fault_of_settings(pool.config)
+        outside("num_workers", pool.num_workers, 0, MAX_WORKERS)
+        or outside("kv_block_bytes", pool.kv_block_bytes, 0, sys.maxsize)
+        or fault_of_worker(pool.spec, pool.config, pool.cost)
     )
-
-
-def _fault_of_settings(config: Any) -> str:
-    """Of a dataclass of the schema, against the limits that its fields have."""
-    for one in fields(config):
-        value = getattr(config, one.name)
-        if is_dataclass(value):
-            fault = _fault_of_settings(value)
-        elif isinstance(value, int | float):
-            low, high = one.metadata.get("low"), one.metadata.get("high")
-            fault = _outside(
-                one.name, value, -inf if low is None else low, inf if high is None else high
-            )
-        else:
-            continue
-        if fault:
-            return fault
-    return ""
-
-
-def _outside(name: str, value: float, low: float, high: float) -> str:
-    return "" if low <= value <= high else f"{name} is {value:.12g}"
