@@ -172,14 +172,6 @@ def test_also_one_whose_length_was_said() -> None:
         assert last_event(response.content)["error"]["code"] == "engine_failed"
 
 
-def test_an_answer_without_a_body_has_no_length() -> None:
-    head = b"HTTP/1.1 204 x\r\ncontent-length: 5\r\n\r\n"
-    with gateway_over(stub.sends(head)) as (gateway, _):
-        response = ask(gateway)
-        assert (response.status_code, response.content) == (204, b"")
-        assert "content-length" not in response.headers
-
-
 def test_an_answer_that_breaks_off_breaks_the_connection() -> None:
     head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n"
     broken = stub.sends(head, b'{"id"')

@@ -16,8 +16,17 @@ from typing import Final
 
 from headrace.cluster.gateway.engine import Engine
 from headrace.cluster.gateway.headers import Raw
-from headrace.cluster.gateway.link import Link, LinkError, Links, Sink, request_head
+from headrace.cluster.gateway.link import (
+    Link,
+    LinkError,
+    Links,
+    Sink,
+    is_own_trouble,
+    request_head,
+)
+from headrace.core.base.errors import OverloadError
 from headrace.core.base.types import Ns
+from headrace.server.service import RETRY_AFTER_S
 
 CONNECT_TIMEOUT_S: Final = 5.0
 MAX_REFUSAL_BYTES: Final = 1 << 20  # of an answer that is kept while other engines are asked
@@ -73,7 +82,9 @@ class Call:
         self._verdict = ""
 
     async def begin(self, path: str, headers: Raw, body: bytes, timeout_s: float) -> None:
-        """Return when the first bytes of the answer are here. Raises Fault."""
+        """Return when the first bytes of the answer are here. Raises Fault, and OverloadError where
+        this process can open no connection, which is no engine's fault.
+        """
         self._engine.calls.add(self)
         try:
             async with asyncio.timeout(timeout_s):
@@ -84,10 +95,8 @@ class Call:
             raise self._broken(str(error)) from None
 
     async def _begin(self, path: str, headers: Raw, body: bytes) -> None:
-        self._link = link = await self._connect()
-        link.on_heard = self._hear
-        link.ask(request_head(self._engine.address.url, path, headers, len(body)), body)
-        await link.hear_head()
+        head = request_head(self._engine.address.url, path, headers, len(body))
+        link = await self._ask(head, body)
         self.status, self.headers = link.status, link.headers
         if 300 <= self.status < 400:
             raise Fault(Kind.BROKEN, f"a redirect ({self.status}), which is not followed")
@@ -97,13 +106,36 @@ class Call:
             raise Fault(kind, f"status {self.status}", refusal)
         self.first = await link.read()
 
-    async def _connect(self) -> Link:
+    async def _ask(self, head: bytes, body: bytes) -> Link:
+        """The connection that an answer has begun on: a fresh one, where one that had waited turns
+        out to be closed at its other end.
+        """
+        is_fresh = False
+        while True:
+            self._link = link = await self._connect(is_fresh=is_fresh)
+            link.on_heard = self._hear
+            link.ask(head, body)
+            try:
+                await link.hear_head()
+            except LinkError:
+                if self._verdict or not link.was_stale:
+                    raise
+                link.close()
+                self._link, is_fresh = None, True
+            else:
+                return link
+
+    async def _connect(self, *, is_fresh: bool) -> Link:
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S) as self._connecting:
-                return await self._links.take(self._engine.address.url)
+                return await self._links.take(self._engine.address.url, is_fresh=is_fresh)
         except TimeoutError:
             raise self._broken("no answer in time") from None
         except OSError as error:
+            if is_own_trouble(error):
+                raise OverloadError(
+                    "the gateway can open no more connections", retry_after_s=RETRY_AFTER_S
+                ) from error
             raise Fault(Kind.REFUSED, self._verdict or _why_not(error)) from None
         finally:
             self._connecting = None

@@ -6,6 +6,7 @@ what nobody takes stays in the socket.
 """
 
 import asyncio
+import errno
 import ssl
 from collections.abc import Callable
 from functools import cache
@@ -19,6 +20,8 @@ from headrace.cluster.gateway.headers import Raw
 MAX_HEAD_BYTES: Final = 64 << 10  # and of what else is no body: between its pieces, and behind it
 KEEP_ALIVE_S: Final = 3.0  # shorter than any engine's, so that none closes what is about to be used
 MAX_UNTAKEN_BYTES: Final = 1 << 18
+# What keeps this process from opening a connection, whoever would be at its other end.
+_OWN_TROUBLES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 NO_HTTP: Final = "the answer is no HTTP"
 
 # Takes bytes of a body; False = nothing more until `Link.resume`.
@@ -38,6 +41,7 @@ class Link(asyncio.Protocol):
         self._waiter: asyncio.Future[None] | None = None
         self._fault = ""
         self._is_paused = False
+        self._num_asked = 0
         self._expect_nothing()
 
     def _expect_nothing(self) -> None:
@@ -57,6 +61,7 @@ class Link(asyncio.Protocol):
     def ask(self, head: bytes, body: bytes) -> None:
         assert self._transport is not None
         self._expect_nothing()
+        self._num_asked += 1
         self.is_over = False
         # The body may be large: it is not copied for the sake of one call.
         self._transport.writelines((head, body))
@@ -143,6 +148,13 @@ class Link(asyncio.Protocol):
             # An engine may answer before it has read all of a request, and leave the rest.
             and not self._transport.get_write_buffer_size()
         )
+
+    @property
+    def was_stale(self) -> bool:
+        """Whether it had been asked before, and not a byte has come since: where it breaks then, it
+        may have been closed at its other end before it was asked again.
+        """
+        return self._num_asked > 1 and not (self.status or self._num_bare_bytes)
 
     def fail(self, reason: str) -> None:
         """Wait for nothing more. Idempotent; the first reason counts."""
@@ -237,9 +249,11 @@ class Links:
     def __init__(self) -> None:
         self._idle: dict[str, dict[Link, asyncio.TimerHandle]] = {}  # the longest unused first
 
-    async def take(self, url: str) -> Link:
-        """One to the server at this address. OSError where it cannot be had."""
-        idle = self._idle.get(url, {})
+    async def take(self, url: str, *, is_fresh: bool = False) -> Link:
+        """One to the server at this address, that may have been used before unless it has to be
+        fresh. OSError where it cannot be had.
+        """
+        idle = {} if is_fresh else self._idle.get(url, {})
         while idle:
             link, timer = idle.popitem()
             timer.cancel()
@@ -275,6 +289,11 @@ class Links:
                 timer.cancel()
                 link.close()
         self._idle.clear()
+
+
+def is_own_trouble(error: OSError) -> bool:
+    """Whether it says nothing of the other end."""
+    return error.errno in _OWN_TROUBLES
 
 
 def _nobody_hears() -> None:

@@ -16,7 +16,7 @@ import msgspec
 from yarl import URL
 
 from headrace.cluster.gateway.engine import Engine
-from headrace.cluster.gateway.link import KEEP_ALIVE_S
+from headrace.cluster.gateway.link import KEEP_ALIVE_S, is_own_trouble
 from headrace.cluster.gateway.load_page import load_of
 from headrace.core.base.types import NS_PER_S, Ns
 from headrace.core.router.events import WorkerLoad
@@ -100,7 +100,8 @@ class Watch:
         except Sick as error:
             self._listener.went_down(self._engine, str(error))
         except aiohttp.ClientConnectorError as error:
-            self._listener.went_down(self._engine, reason_of(error))
+            if not (self._engine.is_up and is_own_trouble(error.os_error)):
+                self._listener.went_down(self._engine, reason_of(error))
         except _TROUBLES as error:
             self._in_vain(str(error) if isinstance(error, TooMuch) else reason_of(error))
         else:
