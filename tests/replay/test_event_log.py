@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace as replace_frame
 
 from headrace.adapters.executors.sim import FakeSteps, SimExecutor
 from headrace.core.base.errors import ConfigError
@@ -27,7 +28,7 @@ from headrace.core.engine.trace import Frame
 from headrace.live.engine import LiveEngine
 from headrace.live.event_log import MAX_FRAME_BYTES, EventLogReader, EventLogWriter, LogHeader
 from headrace.live.replay import replay
-from headrace.sim.recorded import recorded_setup
+from headrace.sim.recorded import recorded_setup, rerun
 from headrace.sim.world import World, simulate
 from support.fake_device import LinearCost
 from support.live import WAIT_S, Ear, seq_spec, worker_spec
@@ -250,6 +251,22 @@ def test_the_simulator_takes_the_decisions_of_the_live_engine(
     )
     assert plans_of(simulated) == plans_of(seen)
     assert simulated == seen
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+def test_a_log_that_a_crash_cut_is_decided_as_recorded(
+    recorded: tuple[Path, list[Frame]], share: float
+) -> None:
+    """Steps that were under way have no end in it, which is no difference."""
+    path, seen = recorded
+    with EventLogReader(path) as log:
+        header = log.header
+    ends = [place for place, frame in enumerate(seen, 1) if plans_of([frame])]
+    kept = seen[: ends[int(share * len(ends))]]
+    found = rerun(header.config, header.spec, header.cost, kept)
+    assert (found.is_equal, found.num_events) == (True, len(kept))
+    other = [*kept[:-1], replace_frame(kept[-1], effects=())]
+    assert not rerun(header.config, header.spec, header.cost, other).is_equal
 
 
 def test_the_recorded_times_matter(recorded: tuple[Path, list[Frame]]) -> None:

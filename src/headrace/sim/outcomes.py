@@ -133,12 +133,11 @@ def _add_recorded(outcomes: Outcomes, place: int, one: Recorded, slo: Slo) -> No
 def _mean_workers(recording: Recording, end_ns: int) -> float:
     """Over the time from the first that is known of them."""
     looks = [(one.at_ns, sum(pool.num_workers for pool in one.pools)) for one in recording.pools]
-    ends = [
-        *(at_ns for at_ns, _ in looks[1:]),
-        max(end_ns, looks[-1][0] if looks else 0),
-    ]
+    if not looks:
+        return 0.0
+    ends = [*(at_ns for at_ns, _ in looks[1:]), max(end_ns, looks[-1][0])]
     spent = [(until - at_ns, number) for (at_ns, number), until in zip(looks, ends, strict=True)]
     total_ns = sum(ns for ns, _ in spent)
     if total_ns <= 0:
-        return float(looks[-1][1]) if looks else 0.0
+        return float(looks[-1][1])
     return sum(ns * number for ns, number in spent) / total_ns

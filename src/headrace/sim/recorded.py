@@ -28,6 +28,7 @@ from headrace.core.engine.trace import Frame
 from headrace.sim.world import WorkerSetup, World, simulate
 
 _encode = msgspec.msgpack.Encoder().encode
+_LOG_ENDS = "the log ends before this step does"
 
 
 class Rerun(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,6 +47,10 @@ class _Differs(Exception):
     """The simulation need not go on."""
 
 
+class _Ended(Exception):
+    """So does the log, in the middle of a step, as by a crash."""
+
+
 def rerun(
     config: WorkerConfig, spec: WorkerSpec, cost: CostModel, frames: Sequence[Frame]
 ) -> Rerun:
@@ -56,6 +61,8 @@ def rerun(
     def observe(_: int, now: Ns, event: EngineEvent, effects: Sequence[EngineEffect]) -> None:
         frame = Frame(now, event, tuple(effects))
         place = len(alike)
+        if place == len(frames) and isinstance(event, StepFailed) and event.error == _LOG_ENDS:
+            raise _Ended
         # Bytes, since they also tell 1 from 1.0 and find a NaN equal to itself.
         if place == len(frames) or _encode(frame) != _encode(frames[place]):
             differing.append(frame)
@@ -65,7 +72,7 @@ def rerun(
     try:
         world = World(workers=(recorded_setup(config, spec, cost, frames),), is_checked=False)
         simulate(world, observe)
-    except _Differs:
+    except (_Differs, _Ended):
         pass
     num = len(alike)
     is_equal = not differing and num == len(frames)
@@ -85,13 +92,14 @@ def recorded_setup(
 
     A step takes from the event that started it, or that ended the step before it, to the event that
     ended it, as the driver saw them; so a simulation under the recorded configuration meets every
-    event in the recorded order.
+    event in the recorded order. What the log does not see the end of ends, badly, after it.
     """
     inputs: list[tuple[Ns, Arrive | Cancel | Timer]] = []
     started_ns: dict[StepId, Ns] = {}
     outcomes: dict[StepId, StepOutcome] = {}
-    ended_ns = Ns(0)  # the last step
+    ended_ns = now = Ns(0)  # the last step; the last frame
     for frame in frames:
+        now = frame.now
         match frame.event:
             case Arrive() | Cancel() | Timer():
                 inputs.append((frame.now, frame.event))
@@ -107,6 +115,9 @@ def recorded_setup(
         for effect in frame.effects:
             if isinstance(effect, StartStep):
                 started_ns[effect.plan.step_id] = frame.now
+    for step_id in started_ns.keys() - outcomes.keys():
+        left_ns = Ns(now + 1 - max(ended_ns, started_ns[step_id]))
+        outcomes[step_id] = StepFailed(step_id, _LOG_ENDS), left_ns
     return WorkerSetup(
         config=config,
         spec=spec,

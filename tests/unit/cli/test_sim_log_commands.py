@@ -288,3 +288,11 @@ def test_an_event_log_is_a_recording_too(events: Path, capsys: pytest.CaptureFix
     assert len(found.requests) == 12
     assert sum(one.output_tokens for one in found.requests) == emitted
     assert answer(capsys, "whatif", events, "--workers", 2)["num_requests"] == 12
+
+
+@pytest.mark.parametrize("words", ["run", "whatif"])
+def test_a_recording_without_workers_is_refused(log: Path, words: str) -> None:
+    lines = log.read_bytes().splitlines(keepends=True)
+    log.write_bytes(b"".join(one for one in lines if b'"kind":"pools"' not in one))
+    with pytest.raises(ConfigError, match="does not say what its workers are"):
+        run_line(["sim", words, str(log)])

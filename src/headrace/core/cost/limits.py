@@ -33,7 +33,7 @@ def fault_of_worker(spec: WorkerSpec, config: WorkerConfig, cost: FittedCostMode
         or outside("num_blocks", spec.num_blocks, 1, MAX_BLOCKS)
         or outside("max_model_len", spec.max_model_len, 1, MAX_TOKENS)
         or fault_of_cost(cost)
-        or _fault_of_settings(config)
+        or fault_of_settings(config)
     )
 
 
@@ -59,13 +59,13 @@ def fault_of_shape(shape: StepShape) -> str:
     return ""
 
 
-def _fault_of_settings(config: Any) -> str:
+def fault_of_settings(config: Any) -> str:
     """Of a dataclass of the schema, against the limits and choices that its fields have."""
     for one in fields(config):
         value, choices = getattr(config, one.name), one.metadata.get("choices")
         fault = ""
         if is_dataclass(value):
-            fault = _fault_of_settings(value)
+            fault = fault_of_settings(value)
         elif isinstance(value, int | float):
             low, high = one.metadata.get("low"), one.metadata.get("high")
             fault = outside(

@@ -25,9 +25,16 @@ from headrace.core.base.plan import WorkerSpec
 from headrace.core.base.request import FinishReason, SeqSpec, Slo
 from headrace.core.base.types import Ns
 from headrace.core.base.worker import Role
+from headrace.core.config.cluster import ClusterConfig
 from headrace.core.config.schema import RouterConfig, WorkerConfig
 from headrace.core.cost.fitted import FittedCostModel
-from headrace.core.cost.limits import MAX_TOKENS, MAX_WORKERS, fault_of_worker, outside
+from headrace.core.cost.limits import (
+    MAX_TOKENS,
+    MAX_WORKERS,
+    fault_of_settings,
+    fault_of_worker,
+    outside,
+)
 from headrace.core.telemetry import Cause, RequestRecord
 
 FORMAT: Final = "hrtraffic1"
@@ -279,13 +286,26 @@ def _fault_of(line: Line) -> str:
     """What cannot be, and would keep a simulation from its end; empty = nothing."""
     match line:
         case Begin():
-            return outside("block_tokens", line.block_tokens, 1, MAX_TOKENS)
+            return _fault_of_begin(line)
         case Pools():
-            return next((fault for pool in line.pools if (fault := _fault_of_pool(pool))), "")
+            return outside("at_ns", line.at_ns, 0, sys.maxsize) or next(
+                (fault for pool in line.pools if (fault := _fault_of_pool(pool))), ""
+            )
         case Recorded():
             return _fault_of_request(line)
         case Lost():
-            return ""
+            return outside("num_requests", line.num_requests, 0, sys.maxsize)
+
+
+def _fault_of_begin(line: Begin) -> str:
+    front = ClusterConfig(
+        handoff=line.handoff, handoff_ms=line.handoff_ms, max_migrations=line.max_migrations
+    )
+    return (
+        outside("block_tokens", line.block_tokens, 1, MAX_TOKENS)
+        or fault_of_settings(line.router)
+        or fault_of_settings(front)
+    )
 
 
 def _fault_of_request(line: Recorded) -> str:
@@ -297,7 +317,12 @@ def _fault_of_request(line: Recorded) -> str:
         outside("prompt_tokens", line.prompt_tokens, 1, MAX_TOKENS)
         or outside("output_tokens", line.output_tokens, 0, MAX_TOKENS)
         or outside("max_tokens", line.max_tokens, 0, MAX_TOKENS)
+        or outside("cached_tokens", line.cached_tokens, 0, MAX_TOKENS)
+        or outside("num_preemptions", line.num_preemptions, 0, sys.maxsize)
         or outside("arrived_ns", line.arrived_ns, 0, sys.maxsize)
+        or outside("ttft_ns", line.ttft_ns or 0, 0, sys.maxsize)
+        or outside("max_itl_ns", line.max_itl_ns or 0, 0, sys.maxsize)
+        or outside("e2e_ns", line.e2e_ns or 0, 0, sys.maxsize)
     )
 
 

@@ -11,6 +11,7 @@ from headrace.core.base.errors import ConfigError
 from headrace.core.base.request import SeqSpec, Slo
 from headrace.core.base.sampling import SamplingParams
 from headrace.core.base.types import Ns, SeqId
+from headrace.core.config.schema import RouterConfig
 from headrace.core.workload.recording import (
     NAME_BYTES,
     Begin,
@@ -133,6 +134,15 @@ def test_a_last_line_without_its_end_is_whole() -> None:
         (lines_of([BEGIN, request(0, output_tokens=10**18)]), r"output_tokens is 1e\+18"),
         (lines_of([BEGIN, request(0, max_tokens=-1)]), "max_tokens is -1"),
         (lines_of([BEGIN, request(0, arrived_ns=10**30)]), r"arrived_ns is 1e\+30"),
+        (lines_of([BEGIN, request(0, ttft_ns=-1)]), "ttft_ns is -1"),
+        (lines_of([BEGIN, request(0, e2e_ns=10**30)]), r"e2e_ns is 1e\+30"),
+        (lines_of([BEGIN, request(0, cached_tokens=-7)]), "cached_tokens is -7"),
+        (lines_of([BEGIN, Lost(num_requests=-1)]), "num_requests is -1"),
+        (lines_of([msgspec.structs.replace(BEGIN, handoff="no")]), "handoff is 'no'"),
+        (
+            lines_of([msgspec.structs.replace(BEGIN, router=RouterConfig(policy="no"))]),
+            "policy is 'no'",
+        ),
         (lines_of([BEGIN, request(0, end="exploded")]), "nothing ends by 'exploded'"),
         (lines_of([BEGIN, request(0, blocks=b"abc")]), "8 bytes"),
     ],
