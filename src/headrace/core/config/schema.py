@@ -81,8 +81,7 @@ class KvConfig:
     )
     nixl: str = setting(
         "",
-        "network over which KV goes between machines by NIXL where both have it: a device as UCX"
-        " calls it, or auto = that of the way to the front end; empty = TCP, authenticated",
+        "network device, as UCX calls it, for KV between machines by NIXL, or auto; empty = TCP",
         flag="--kv-nixl",
     )
 
