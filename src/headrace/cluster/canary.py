@@ -72,13 +72,13 @@ class _Life:
     slot: Slot
     ready: Ready
     question: Question
-    begun_ns: Ns
+    jury: _Jury
     moved_ns: Ns  # when its engine was last seen to compute
     num_steps: int = 0
     is_trusted: bool = False
     said: Answer | None = None  # last
     asked_id: int | None = None  # of the canary that it has not answered
-    asked_ns: Ns = BEGINNING
+    asked_ns: Ns = BEGINNING  # first, since it has answered last
     again_ns: Ns | None = None  # when it is asked again whom it came at a bad time
 
 
@@ -92,7 +92,7 @@ class Canaries:
         self._ask = ask
         self._ids = count()
         self._lives: dict[WorkerProcess, _Life] = {}
-        self._juries: dict[Question, _Jury] = {}
+        self._juries: dict[tuple[str, Question], _Jury] = {}  # also by what has to be alike
 
     def is_tried(self, slot: Slot) -> bool:
         """Whether it has to answer before it gets requests."""
@@ -106,7 +106,9 @@ class Canaries:
         if not self._is_on:
             return False
         assert slot.process is not None
-        life = _Life(slot, ready, question_for(ready.spec), now, now)
+        question = question_for(ready.spec)
+        jury = self._juries.setdefault((ready.kind, question), _Jury())
+        life = _Life(slot, ready, question, jury, now)
         self._lives[slot.process] = life
         self._send(now, life)
         return True
@@ -116,6 +118,8 @@ class Canaries:
         life = self._life(slot)
         if life is not None and stats.num_steps != life.num_steps:
             life.num_steps, life.moved_ns = stats.num_steps, now
+            if life.is_trusted:
+                life.again_ns = None  # it is busy, and asked when it is quiet again
 
     def hear(self, now: Ns, slot: Slot, answer: Canaried) -> tuple[Cause, str] | Ready | None:
         """What follows from it: the worker is lost and why, or may have requests for the first
@@ -124,9 +128,10 @@ class Canaries:
         life = self._life(slot)
         if life is None or answer.canary_id != life.asked_id:
             return None
-        life.asked_id, life.moved_ns = None, now
+        life.asked_id = None
         if answer.is_refused:
             return self._put_off(now, life, answer.fault)
+        life.moved_ns = now
         if answer.fault:
             return Cause.CANARY_FAILED, f"its canary failed: {answer.fault}"
         life.said = (answer.tokens, answer.logprobs)
@@ -138,9 +143,8 @@ class Canaries:
         return life.ready
 
     def _put_off(self, now: Ns, life: _Life, why: str) -> tuple[Cause, str] | None:
-        if life.is_trusted:
-            return None  # it is busy, and asked when it is quiet again
-        if now >= life.begun_ns + self._timeout_ns:
+        """One that hangs may have no room left; one that is busy moves."""
+        if now >= max(life.asked_ns, life.moved_ns) + self._timeout_ns:
             return Cause.CANARY_FAILED, f"its canary was not accepted, last: {why}"
         life.again_ns = Ns(now + AGAIN_NS)
         return None
@@ -150,8 +154,7 @@ class Canaries:
         if not life.ready.spec.batch_invariant:
             # Its bytes may depend on what else runs; that it answers has to do.
             return "" if len(life.said[0]) == life.question[1] else "it is too short"
-        jury = self._juries.setdefault(life.question, _Jury())
-        return jury.hear(life.slot.name, life.said)
+        return life.jury.hear(life.slot.name, life.said)
 
     # ---- time
 
@@ -175,10 +178,10 @@ class Canaries:
                 yield life.slot, Cause.CANARY_WRONG, f"its canary is wrong: {fault}"
 
     def _is_outvoted(self, life: _Life) -> str:
-        jury = self._juries.get(life.question)
-        if jury is None or jury.right is None or life.said is None or life.said == jury.right:
+        right = life.jury.right
+        if right is None or life.said is None or life.said == right:
             return ""
-        return _difference(life.said, jury.right)
+        return _difference(life.said, right)
 
     def next_ns(self) -> Ns | None:
         """When there is something to do without a word from anybody; None = never."""
@@ -189,14 +192,18 @@ class Canaries:
         """When it has taken too long, or else when it is asked."""
         if life.asked_id is not None:
             return Ns(max(life.asked_ns, life.moved_ns) + self._timeout_ns)
+        if life.slot.leaving is not None:
+            return None
         if life.again_ns is not None:
             return life.again_ns
-        if self._every_ns and life.slot.leaving is None:
+        if self._every_ns:
             return Ns(life.moved_ns + self._every_ns)
         return None
 
     def _send(self, now: Ns, life: _Life) -> None:
-        life.asked_id, life.asked_ns, life.again_ns = next(self._ids), now, None
+        if life.again_ns is None:
+            life.asked_ns = now
+        life.asked_id, life.again_ns = next(self._ids), None
         self._ask(life.slot, Canary(life.asked_id, *life.question))
 
     def _life(self, slot: Slot) -> _Life | None:

@@ -17,6 +17,7 @@ from support.routing import spec
 from unit.cluster.test_crew import Voice, ready
 
 RIGHT, WRONG = ((5, 7), (-0.5, -0.25)), ((5, 8), (-0.5, -0.25))
+NOT_ACCEPTED = Cause.CANARY_FAILED, "its canary was not accepted, last: full"
 EVERY_S, TIMEOUT_S = 60.0, 20.0
 Verdict = tuple[Cause, str] | Ready | None
 
@@ -183,12 +184,39 @@ def test_one_that_has_no_room_for_it_is_asked_again() -> None:
     yard.wait(1)
     assert len(yard.asked) == 2
     yard.wait(TIMEOUT_S - 2)
+    # It is busy, with what another front end asks: that is no fault.
     yard.canaries.note(yard.now, yard.slot(0), steps(1))
+    assert yard.says(0, ((), ()), fault="full", is_refused=True) is None
+    for _ in range(round(TIMEOUT_S) - 1):
+        assert yard.wait(1) == []
+        assert yard.says(0, ((), ()), fault="full", is_refused=True) is None
     yard.wait(1)
-    assert yard.says(0, ((), ()), fault="full", is_refused=True) == (
-        Cause.CANARY_FAILED,
-        "its canary was not accepted, last: full",
-    )
+    assert yard.says(0, ((), ()), fault="full", is_refused=True) == NOT_ACCEPTED
+
+
+def test_one_that_hangs_and_has_no_room_is_lost() -> None:
+    yard = Yard(1)
+    yard.serves(0)
+    yard.wait(EVERY_S)
+    for _ in range(round(TIMEOUT_S)):
+        assert yard.says(0, ((), ()), fault="full", is_refused=True) is None
+        yard.wait(1)
+    assert yard.says(0, ((), ()), fault="full", is_refused=True) == NOT_ACCEPTED
+
+
+def test_one_that_is_busy_after_all_is_left_alone() -> None:
+    yard = Yard(1)
+    yard.serves(0)
+    yard.wait(EVERY_S)
+    assert yard.says(0, ((), ()), fault="full", is_refused=True) is None
+    yard.canaries.note(yard.now, yard.slot(0), steps(1))
+    yard.wait(EVERY_S - 1)
+    assert len(yard.asked) == 2
+    yard.wait(1)
+    assert len(yard.asked) == 3
+    # The time that it has begins anew.
+    yard.wait(TIMEOUT_S - 1)
+    assert yard.says(0, ((), ()), fault="full", is_refused=True) is None
 
 
 def test_a_step_that_fails_says_why() -> None:
