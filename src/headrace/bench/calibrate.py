@@ -20,6 +20,7 @@ from headrace.bench.offered import Ask, offer_rounds
 from headrace.bench.prompts import PromptWriter
 from headrace.bench.server import served_model, serving
 from headrace.bench.suite import tokenizer_of
+from headrace.core.base.errors import ConfigError
 from headrace.core.base.types import NS_PER_MS
 from headrace.core.cost.calibration import Calibration, Host, Line
 from headrace.core.cost.contention import fit_steps
@@ -96,22 +97,25 @@ def calibration_of(
     """Raises ConfigError where the logs say too little."""
     fit = fit_steps(times.steps)
     facts = machine()
-    return Calibration(
-        headrace_version=__version__,
-        machine=f"{facts.cpu}, {facts.num_cores} cores",
-        num_workers=num_workers,
-        source=f"{len(times.steps)} steps of {source}",
-        config=times.header.config,
-        spec=times.header.spec,
-        steps=fit.cost,
-        believed=times.header.cost,
-        host_share=fit.host_share,
-        host=host_of(times, answers, MESSAGE_NS if num_workers > 1 else 0.0),
-        slow_down=fit.slow_down,
-        kv_link=link_of(times),
-        seen=fit.seen,
-        held_out=fit.held_out,
-    )
+    try:
+        return Calibration(
+            headrace_version=__version__,
+            machine=f"{facts.cpu}, {facts.num_cores} cores",
+            num_workers=num_workers,
+            source=f"{len(times.steps)} steps of {source}",
+            config=times.header.config,
+            spec=times.header.spec,
+            steps=fit.cost,
+            believed=times.header.cost,
+            host_share=fit.host_share,
+            host=host_of(times, answers, MESSAGE_NS if num_workers > 1 else 0.0),
+            slow_down=fit.slow_down,
+            kv_link=link_of(times),
+            seen=fit.seen,
+            held_out=fit.held_out,
+        )
+    except ValueError as error:
+        raise ConfigError(f"the log says what cannot be: {error}") from None
 
 
 def link_of(times: LoggedTimes) -> Link | None:

@@ -7,6 +7,7 @@ from typing import Final
 import msgspec
 
 from headrace.core.base.errors import ConfigError
+from headrace.core.base.events import Arrive, Emit
 from headrace.core.base.request import Slo
 from headrace.core.base.types import Ns
 from headrace.core.base.worker import Role
@@ -20,6 +21,7 @@ from headrace.core.workload.recording import (
     Pools,
     Recorded,
     Recording,
+    fault_of_request,
     read_recording,
 )
 from headrace.live.event_log import EventLogReader, LogHeader
@@ -28,6 +30,7 @@ from headrace.live.traffic import EngineTraffic, MakeLine
 from headrace.models.files import open_regular
 
 MAX_LINE_BYTES: Final = 64 << 20
+MAX_TOKEN_ID: Final = (1 << 31) - 1
 
 
 def path_of(log: str) -> Path:
@@ -77,16 +80,20 @@ def _lines(files: Sequence[Path]) -> Iterator[bytes]:
 
 def recording_of(header: LogHeader, frames: Sequence[Frame]) -> Recording:
     """What a recorder would have written of an event log's traffic; its limits are the requests'
-    own.
+    own. Raises ConfigError for what cannot be.
     """
     spec, telemetry, steps = header.spec, Telemetry(Slo(), header.cost), StepFit(header.cost)
     keeper = _Keeper(spec.block_size, frames[0].now if frames else Ns(0))
     traffic = EngineTraffic(keeper)
     for frame in frames:
+        _check_tokens(frame)
         steps.observe(frame.now, frame.event, frame.effects)
         traffic.observe(frame.event, frame.effects)
         for record in telemetry.observe(frame.now, frame.event, frame.effects):
             traffic.ended(record)
+    for line in keeper.lines:
+        if fault := fault_of_request(line):
+            raise ConfigError(f"event log is damaged: request {line.request}: {fault}")
     pool = PoolFacts(
         role=Role.MIXED,
         num_workers=1,
@@ -102,6 +109,16 @@ def recording_of(header: LogHeader, frames: Sequence[Frame]) -> Recording:
         num_lost=traffic.num_living,
         is_truncated=False,
     )
+
+
+def _check_tokens(frame: Frame) -> None:
+    """Raises ConfigError for what is no token of any vocabulary."""
+    given = [effect.tokens for effect in frame.effects if isinstance(effect, Emit)]
+    if isinstance(frame.event, Arrive):
+        given += [seq.prompt_tokens for seq in frame.event.seqs]
+    for tokens in filter(None, given):
+        if min(tokens) < 0 or max(tokens) > MAX_TOKEN_ID:
+            raise ConfigError(f"event log is damaged: at {frame.now} ns is a token that cannot be")
 
 
 class _Keeper:

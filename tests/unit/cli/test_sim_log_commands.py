@@ -14,7 +14,7 @@ from headrace.adapters.executors.sim import FakeSteps
 from headrace.cli.app import run as run_line
 from headrace.cli.sim_log import load_recording
 from headrace.core.base.errors import ConfigError
-from headrace.core.base.events import Emit
+from headrace.core.base.events import Arrive, Emit
 from headrace.core.config.schema import SchedulerConfig
 from headrace.core.cost.calibration import Host, Line
 from headrace.core.cost.fitted import FittedCostModel
@@ -296,3 +296,28 @@ def test_a_recording_without_workers_is_refused(log: Path, words: str) -> None:
     log.write_bytes(b"".join(one for one in lines if b'"kind":"pools"' not in one))
     with pytest.raises(ConfigError, match="does not say what its workers are"):
         run_line(["sim", words, str(log)])
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"prompt_tokens": (1, -1)}, "a token that cannot be"),
+        ({"prompt_tokens": (1, 1 << 62)}, "a token that cannot be"),
+        ({"prompt_tokens": ()}, "prompt_tokens is 0"),
+    ],
+)
+def test_an_event_log_of_what_cannot_be_is_refused(
+    events: Path, tmp_path: Path, changed: dict[str, Any], words: str
+) -> None:
+    with EventLogReader(events) as reader:
+        header, frames = reader.header, list(reader)
+    path = tmp_path / "damaged.log"
+    writer = EventLogWriter(path, header)
+    for frame in frames:
+        event = frame.event
+        if isinstance(event, Arrive):
+            event = Arrive(tuple(replace_spec(seq, **changed) for seq in event.seqs))
+        writer.write(frame.now, event, frame.effects)
+    writer.close()
+    with pytest.raises(ConfigError, match=f"event log is damaged: .*{words}"):
+        run_line(["sim", "whatif", str(path)])

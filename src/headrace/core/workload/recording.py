@@ -292,7 +292,7 @@ def _fault_of(line: Line) -> str:
                 (fault for pool in line.pools if (fault := _fault_of_pool(pool))), ""
             )
         case Recorded():
-            return _fault_of_request(line)
+            return fault_of_request(line)
         case Lost():
             return outside("num_requests", line.num_requests, 0, sys.maxsize)
 
@@ -308,7 +308,8 @@ def _fault_of_begin(line: Begin) -> str:
     )
 
 
-def _fault_of_request(line: Recorded) -> str:
+def fault_of_request(line: Recorded) -> str:
+    """What cannot be of it, in words; empty = nothing."""
     if line.end not in _ENDS:
         return f"nothing ends by {line.end!r}"
     if len(line.blocks) % NAME_BYTES or len(line.tail) not in (0, NAME_BYTES):
