@@ -261,6 +261,35 @@ def test_headers_must_arrive_in_time(
         assert send_until_cut(sock, b"x", 200, pause_s=0.01) < 100
 
 
+@pytest.mark.parametrize("is_apart", [False, True])
+@pytest.mark.parametrize("connection", ["Upgrade, HTTP2-Settings", "upgrade, close"])
+def test_an_upgrade_that_is_offered_is_passed_over(
+    server: RunningServer, is_apart: bool, connection: str
+) -> None:
+    offer = {"connection": connection, "upgrade": "h2c", "http2-settings": "AAMAAABk"}
+    body = json.dumps(HELLO | {"max_tokens": 3}).encode()
+    data = request_bytes(CHAT, body, headers=offer)
+    with closing(connect(server)) as sock:
+        if is_apart:  # the body would be the next request
+            sock.sendall(data[: -len(body)])
+            time.sleep(0.1)
+            sock.sendall(body)
+        else:
+            sock.sendall(data * 2)
+        replies = replies_of(sock, 1 if is_apart or "close" in connection else 2)
+        assert [one.status for one in replies] == [200] * len(replies)
+        assert ("close" in connection) == (replies[0].headers.get("connection") == "close")
+
+
+def test_trailers_are_no_headers(server: RunningServer) -> None:
+    body = json.dumps(HELLO | {"max_tokens": 3}).encode()
+    chunked = {"content-length": "", "transfer-encoding": "chunked"}
+    rest = b"%x\r\n%b\r\n0\r\nx-request-id: evil\r\n\r\n" % (len(body), body)
+    reply = ask(server, request_bytes(CHAT, headers=chunked) + rest)
+    assert reply.status == 200
+    assert reply.headers["x-request-id"] != "evil"
+
+
 def test_many_pipelined_requests_are_all_answered(server: RunningServer) -> None:
     with closing(connect(server)) as sock:
         body = json.dumps(HELLO | {"max_tokens": 1}).encode()

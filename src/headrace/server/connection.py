@@ -8,6 +8,9 @@ KiB unsent, and an idle connection is closed after the keep-alive time. What is 
 - pipelined requests wait in a queue, whose last answer closes the connection (`connection: close`)
   where it was full; a client that leaves is noticed by all of them;
 - a request that is refused lets those before it have their answers first;
+- fields behind a body (trailers) are dropped: who is before us may have looked at headers alone;
+- an upgrade that is offered (HTTP/2, by Java's client with each first request) is passed over, and
+  the request answered as if it were not; uvicorn would take its body for the next request;
 - a client may send on no more than 16 MiB after its answer is complete;
 - the application may break the connection at once (`headrace.abort`), which closing it cannot where
   bytes are unsent.
@@ -15,8 +18,10 @@ KiB unsent, and an idle connection is closed after the keep-alive time. What is 
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from headrace.core.config.units import size_text
@@ -49,6 +54,7 @@ class Connection(HttpToolsProtocol):
         self._num_head_bytes = 0
         self._num_unread_bytes = 0
         self._is_refused = False
+        self._has_head = False  # of the request that comes
         self._head_timer: asyncio.TimerHandle | None = None
         self._under_way: list[RequestResponseCycle] = []
         self.on_room: Callable[[], None] | None = None  # of the answer that is sent now
@@ -71,8 +77,40 @@ class Connection(HttpToolsProtocol):
         self._under_way.clear()
 
     def data_received(self, data: bytes) -> None:
-        if not self._is_refused:
-            super().data_received(data)
+        if self._is_refused:
+            return
+        self._unset_keepalive_if_required()
+        try:
+            self._feed(data)
+        except httptools.HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
+
+    def _feed(self, data: bytes) -> None:
+        while True:
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as end:
+                # The parser has ended with the head, since it expects another protocol. One that
+                # has the head without the offer goes on.
+                data = self._head_without_offer() + data[end.args[0] :]
+                self.parser = httptools.HttpRequestParser(self)
+                with suppress(AttributeError):  # as in uvicorn
+                    self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+            else:
+                return
+
+    def _head_without_offer(self) -> bytes:
+        method = self.parser.get_method()
+        if method == b"CONNECT" or self._is_refused:
+            raise httptools.HttpParserError("a way to somewhere else")
+        lines = [b"%b %b HTTP/%b" % (method, self.url, self.parser.get_http_version().encode())]
+        for name, value in self.headers:
+            if name == b"connection":
+                words = [word.strip() for word in value.split(b",")]
+                value = b", ".join(word for word in words if word.lower() not in _OFFERS)
+            if name not in _OFFERS:
+                lines.append(b"%b: %b" % (name, value))
+        return b"\r\n".join((*lines, b"", b""))
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -90,7 +128,7 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._num_head_bytes = 0
+        self._num_head_bytes, self._has_head = 0, False
         self.scope["extensions"] = {ABORT: self.transport.abort}  # type: ignore[dict-item]
 
     def on_url(self, url: bytes) -> None:
@@ -98,12 +136,13 @@ class Connection(HttpToolsProtocol):
             super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._take_head(len(name) + len(value)):
+        if self._take_head(len(name) + len(value)) and not self._has_head:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        if self._is_refused:
+        if self._is_refused or self.parser.should_upgrade():
             return
+        self._has_head = True
         self._forget_head_timer()
         if len(self.pipeline) >= MAX_PIPELINED:
             self._close_after_answers()
@@ -127,7 +166,7 @@ class Connection(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        if not self._is_refused:
+        if not (self._is_refused or self.parser.should_upgrade()):
             super().on_message_complete()
 
     def on_response_complete(self) -> None:
@@ -211,4 +250,5 @@ class ConnectionPipe:
         return not connection.flow.write_paused
 
 
+_OFFERS = (b"upgrade", b"http2-settings")
 _REASONS = {400: "Bad Request", 431: "Request Header Fields Too Large"}
