@@ -1,8 +1,11 @@
 """A headrace server of its own for a benchmark: started, timed until healthy, stopped."""
 
+import shlex
+import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -12,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from headrace.core.base.errors import HeadraceError
+from headrace.core.base.errors import ConfigError, HeadraceError
 
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 30.0
@@ -22,6 +25,14 @@ class Served(msgspec.Struct, frozen=True):
     url: str
     pid: int
     ready_after_s: float  # process start to the first 200 of /ready
+
+
+def arguments_of(text: str) -> list[str]:
+    """As a shell would cut them. Raises ConfigError."""
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise ConfigError(f"--serve is {text!r}: {str(error).lower()}") from None
 
 
 def free_port() -> int:
@@ -48,25 +59,57 @@ def served_model(url: str) -> str:
 
 @contextmanager
 def serving(arguments: Sequence[str], log: Path) -> Iterator[Served]:
-    """`headrace serve` with `arguments` on a free port of 127.0.0.1; its output goes to `log`."""
+    """`headrace serve` with `arguments` on a free port of 127.0.0.1; its output goes to `log`.
+    SIGTERM ends it, too. Raises HeadraceError where it does not start.
+    """
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "headrace.cli.main", "serve", "--port", str(port)]
     log.parent.mkdir(parents=True, exist_ok=True)
     started_s = time.perf_counter()
-    with log.open("wb") as output:
-        process = subprocess.Popen([*command, *arguments], stdout=output, stderr=output)
-    try:
-        while not is_ready(url):
-            waited_s = time.perf_counter() - started_s
-            if process.poll() is not None or waited_s > START_TIMEOUT_S:
-                raise HeadraceError("server did not start", waited_s=round(waited_s, 1), log=log)
-            time.sleep(0.01)
-        yield Served(url, process.pid, time.perf_counter() - started_s)
-    finally:
-        process.terminate()
+    with ending_well():
+        with log.open("wb") as output:
+            process = subprocess.Popen([*command, *arguments], stdout=output, stderr=output)
         try:
-            process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            while not is_ready(url):
+                waited_s = time.perf_counter() - started_s
+                if process.poll() is not None or waited_s > START_TIMEOUT_S:
+                    raise not_started(process.returncode, waited_s, log)
+                time.sleep(0.01)
+            yield Served(url, process.pid, time.perf_counter() - started_s)
+        finally:
+            process.terminate()
+            try:
+                process.wait(STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def not_started(exit_code: int | None, waited_s: float, log: Path) -> HeadraceError:
+    """With the server's own word, where it has one."""
+    told = [
+        line.removeprefix("error: ")
+        for line in log.read_text("utf-8", "replace").splitlines()
+        if line.startswith("error: ")
+    ]
+    if exit_code == 2 and told:
+        return ConfigError(f"server did not start: {told[-1]}", log=log)
+    return HeadraceError("server did not start", waited_s=round(waited_s, 1), log=log)
+
+
+@contextmanager
+def ending_well() -> Iterator[None]:
+    """SIGTERM ends this process by an exception, so that the server does not stay behind."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(*_: object) -> None:
+        raise SystemExit(128 + signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,12 +1,13 @@
 """`headrace bench`: how fast it is here, and beside others."""
 
-import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from headrace.bench.results import Results, show
+from headrace.bench.server import arguments_of
 from headrace.bench.suite import (
     LoadsAsked,
     run_all_parts,
@@ -22,52 +23,59 @@ from headrace.bench.suite import (
 from headrace.cli.bench_flags import LoadFlags, OutputFlags
 from headrace.cli.output import console, print_json, report_note
 from headrace.core.base.errors import ConfigError
+from headrace.models.files import check_writable
+
+MAX_SECONDS = 3600
 
 
 def bench_all(loads: LoadFlags, serve: str, against: Sequence[str], output: OutputFlags) -> int:
-    return _give(run_all_parts(_asked(loads), shlex.split(serve), against), output)
+    asked, words = _asked(loads), arguments_of(serve)
+    return _give(lambda: run_all_parts(asked, words, against), output)
 
 
 def bench_load(urls: Sequence[str], loads: LoadFlags, output: OutputFlags) -> int:
     if not urls:
         raise ConfigError("there is no server to load", hint="--url http://127.0.0.1:8000")
-    return _give(run_load_part(_asked(loads), urls), output)
+    asked = _asked(loads)
+    return _give(lambda: run_load_part(asked, urls), output)
 
 
 def bench_scheduler(output: OutputFlags) -> int:
-    return _give(run_scheduler_part(), output)
+    return _give(run_scheduler_part, output)
 
 
 def bench_router(workers: int, replicas: int, decisions: int, output: OutputFlags) -> int:
     if min(workers, replicas, decisions) < 1:
         raise ConfigError("--workers, --replicas and --decisions must be positive")
-    return _give(run_router_part(workers, replicas, decisions), output)
+    return _give(lambda: run_router_part(workers, replicas, decisions), output)
 
 
 def bench_gateway(streams: int, output: OutputFlags) -> int:
     if streams < 1:
         raise ConfigError("--streams must be positive")
-    return _give(run_gateway_part(streams), output)
+    return _give(lambda: run_gateway_part(streams), output)
 
 
 def bench_transfer(output: OutputFlags) -> int:
-    return _give(run_transfer_part(), output)
+    return _give(run_transfer_part, output)
 
 
 def bench_precision(model: str | None, texts: Sequence[str], output: OutputFlags) -> int:
-    return _give(run_precision_part(model or "", texts), output)
+    return _give(lambda: run_precision_part(model or "", texts), output)
 
 
 def bench_install(output: OutputFlags) -> int:
-    return _give(run_install_part(Path.cwd()), output)
+    return _give(lambda: run_install_part(Path.cwd()), output)
 
 
 def bench_kernels(
     model: str | None, *, threads: int, isa: str, seconds: float, output: OutputFlags
 ) -> int:
-    if seconds <= 0:
-        raise ConfigError("--seconds must be positive", seconds=seconds)
-    return _give(run_kernels_part(model or "", threads=threads, isa=isa, seconds=seconds), output)
+    if not 0 < seconds <= MAX_SECONDS:
+        raise ConfigError(f"--seconds must be positive, and at most {MAX_SECONDS}", seconds=seconds)
+    return _give(
+        lambda: run_kernels_part(model or "", threads=threads, isa=isa, seconds=seconds), output
+    )
 
 
 def _asked(flags: LoadFlags) -> LoadsAsked:
@@ -85,14 +93,18 @@ def _asked(flags: LoadFlags) -> LoadsAsked:
     )
 
 
-def _give(results: Results, output: OutputFlags) -> int:
+def _give(measure: Callable[[], Results], output: OutputFlags) -> int:
+    path = Path(output.out).expanduser() if output.out else None
+    if path is not None:
+        with suppress(OSError):  # which is told below
+            path.parent.mkdir(parents=True, exist_ok=True)
+        check_writable(path)
+    results = measure()
     if output.json:
         print_json(msgspec.to_builtins(results))
     else:
         _show(results)
-    if output.out:
-        path = Path(output.out).expanduser()
-        path.parent.mkdir(parents=True, exist_ok=True)
+    if path is not None:
         path.write_bytes(results.to_json())
         report_note(f"written to {path}")
     return 0

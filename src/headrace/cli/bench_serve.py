@@ -3,7 +3,7 @@
 import asyncio
 import signal
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from headrace.cli.bench_serve_flags import JudgeFlags, ReportFlags, ServerFlags,
 from headrace.cli.bench_serve_progress import showing_runs
 from headrace.cli.output import print_json, print_table, report_note
 from headrace.core.base.errors import ConfigError
+from headrace.models import files
 
 MAX_TOKENS = 1 << 17  # of a request, where neither server nor flag says
 ENDING = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
@@ -211,14 +212,9 @@ def check_writable(output: ReportFlags) -> None:
     """That no run is made whose figures have nowhere to go. Raises ConfigError."""
     for file in filter(None, (output.out, output.csv, output.html)):
         path = Path(file).expanduser()
-        was_there = path.exists()
-        try:
+        with suppress(OSError):  # which is told below
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.open("a").close()
-        except OSError as error:
-            raise ConfigError(f"cannot write to {path}: {error.strerror}") from error
-        if not was_there:
-            path.unlink()
+        files.check_writable(path)
 
 
 def _write(file: str, text: str) -> None:

@@ -1,6 +1,5 @@
 """`headrace calibrate`: what steps take on this machine, and what passes around them."""
 
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -8,6 +7,7 @@ import msgspec
 from rich.table import Table
 
 from headrace.bench.calibrate import calibration_of, measure
+from headrace.bench.server import arguments_of
 from headrace.cli.output import print_json, print_table, report_note
 from headrace.cli.plan_answer import right_aligned
 from headrace.cli.plan_target import check_range
@@ -16,6 +16,7 @@ from headrace.core.cost.calibration import Calibration
 from headrace.core.cost.fitted import KNOTS
 from headrace.live.cost_file import write_calibration
 from headrace.live.step_log import read_logs
+from headrace.models.files import check_writable
 
 
 def calibrate(
@@ -35,11 +36,18 @@ def calibrate(
     path = Path(out).expanduser() if out else None
     if path is not None and not path.parent.is_dir():
         raise ConfigError(f"{path} cannot be written: there is no folder {path.parent}")
+    if path is not None:
+        check_writable(path)
     if logs:
-        times = read_logs([Path(log).expanduser() for log in logs])
+        paths = [Path(log).expanduser() for log in logs]
+        if len({one.resolve() for one in paths}) < len(paths):
+            raise ConfigError(
+                "--from names a log twice", hint="once for each worker that shared the machine"
+            )
+        times = read_logs(paths)
         found = calibration_of(times, (), num_workers=len(logs), source=", ".join(logs))
     else:
-        found = measure(shlex.split(serve), model or "", num_passes=passes)
+        found = measure(arguments_of(serve), model or "", num_passes=passes)
     if as_json:
         print_json(msgspec.to_builtins(found))
     else:

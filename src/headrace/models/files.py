@@ -28,6 +28,20 @@ def open_regular(path: Path) -> BinaryIO:
     return os.fdopen(handle, "rb")
 
 
+def check_writable(path: Path) -> None:
+    """That a file can be written there, before work is done for it; leaves none behind. Raises
+    ConfigError, which names it.
+    """
+    was_there = path.exists()
+    try:
+        # A pipe that nobody reads from would be waited for.
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK, 0o666))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {_reason(error)}") from None
+    if not was_there:
+        path.resolve().unlink()
+
+
 def read_bounded(path: Path, max_bytes: int) -> bytes:
     """A whole small file; ConfigError as for `open_regular`, and where it is larger."""
     with open_regular(path) as file:

@@ -131,7 +131,7 @@ def test_files_that_cannot_be_written_are_told_before_the_run(
 ) -> None:
     line = ["bench", "serve", "--url", "http://127.0.0.1:1", "--model", "m", "--rate", "1"]
     assert main([*line, "--html", str(tmp_path)]) == 2
-    assert f"cannot write to {tmp_path}: Is a directory" in capsys.readouterr().err
+    assert f"{tmp_path}: cannot be written: is a directory" in capsys.readouterr().err
     kept = tmp_path / "kept.csv"
     kept.write_text("before")
     check_writable(ReportFlags(csv=str(kept), out=str(tmp_path / "new" / "out.json")))

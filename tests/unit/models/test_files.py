@@ -9,7 +9,7 @@ from headrace.cli.settings import load_settings
 from headrace.core.base.errors import ConfigError
 from headrace.live.event_log import EventLogReader
 from headrace.live.replay import replay
-from headrace.models.files import open_regular, read_bounded, read_text
+from headrace.models.files import check_writable, open_regular, read_bounded, read_text
 from headrace.models.load import load_model
 from support.model_files import RecordingBackend
 from support.tiny_model import write_tiny_model
@@ -61,3 +61,16 @@ def test_a_damaged_log_is_closed(tmp_path: Path) -> None:
     path.write_bytes(b"")
     with pytest.raises(ConfigError, match="not an event log"):
         EventLogReader(path)
+
+
+def test_what_is_to_be_written_can_be_and_is_not_there_yet(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "none")
+    (tmp_path / "kept").write_text("as it was")
+    for name in ("new", "link", "kept"):
+        check_writable(tmp_path / name)
+    assert {one.name for one in tmp_path.iterdir()} == {"link", "kept"}
+    assert (tmp_path / "kept").read_text() == "as it was"
+    os.mkfifo(tmp_path / "pipe")
+    for name in (".", "pipe", "no/file"):
+        with pytest.raises(ConfigError, match="cannot be written"):
+            check_writable(tmp_path / name)

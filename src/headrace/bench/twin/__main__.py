@@ -19,8 +19,9 @@ from headrace.bench.twin.cases import CASES, USUAL_SPAN_S, Case
 from headrace.bench.twin.figures import Row, Served, compare, head, hits, line
 from headrace.bench.twin.session import prompts_of, record, recorded
 from headrace.bench.twin.simulated import simulate_session
-from headrace.core.base.errors import HeadraceError
+from headrace.core.base.errors import ConfigError, HeadraceError
 from headrace.core.cost.calibration import Calibration
+from headrace.models.files import check_writable
 from headrace.models.hub import resolve_model
 
 
@@ -40,11 +41,13 @@ def measure_all(
     for case in cases:
         place = folder / case.name.replace(", ", "-").replace(" ", "-")
         try:
-            if recorded(place, span_s) is None:
+            if (kept := recorded(place, span_s)) is None:
                 record(case, encode, path, span_s, place)
+                kept = recorded(place, span_s)
         except HeadraceError as error:  # the other cases are worth having
             print(f"left out: {case.name}: {error}", file=sys.stderr)
-        if (kept := recorded(place, span_s)) is None:
+            continue
+        if kept is None:
             continue
         session, times = kept
         pieces, parts = prompts_of(case, encode, span_s)
@@ -73,9 +76,13 @@ def main(arguments: Sequence[str]) -> None:
     asked = parser.parse_args(arguments)
     known = {case.name: case for case in CASES}
     if unknown := [name for name in asked.names if name not in known]:
-        sys.exit(f"no such case: {unknown[0]}; known: {'; '.join(known)}")
+        raise ConfigError(f"no such case: {unknown[0]}", hint="known: " + "; ".join(known))
     if not 3.0 <= asked.span_s <= 3600.0:
-        sys.exit(f"--span-s is {asked.span_s:g}: say 3 to 3600")
+        raise ConfigError(f"--span-s is {asked.span_s:g}", hint="say 3 to 3600")
+    if asked.out:
+        if asked.out.suffix == ".md":
+            raise ConfigError("--out is the file of the JSON; the table is FILE.md beside it")
+        check_writable(asked.out)
     cases = [known[name] for name in asked.names] or list(CASES)
     print(head(), flush=True)
     with tempfile.TemporaryDirectory(prefix="headrace-twin-") as passing:
@@ -90,4 +97,8 @@ def main(arguments: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    try:
+        main(sys.argv[1:])
+    except HeadraceError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2 if isinstance(error, ConfigError) else 1)

@@ -10,6 +10,7 @@ from headrace.bench.twin.__main__ import main
 from headrace.bench.twin.cases import CASES, Case
 from headrace.bench.twin.session import ANSWERS, Session, recorded
 from headrace.bench.twin.simulated import run_simulated, simulate_session
+from headrace.core.base.errors import ConfigError
 from headrace.core.base.types import NS_PER_S, Ns
 from headrace.core.cost.contention import TimedStep
 from headrace.core.cost.fitted import FittedCostModel
@@ -96,10 +97,14 @@ def test_a_case_that_is_not_whole_is_not_there(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_asked_for_is_named(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="no such case: chat, 9"):
+    with pytest.raises(ConfigError, match="no such case: chat, 9"):
         main(["chat, 9", "--out", str(tmp_path / "out.json")])
-    with pytest.raises(SystemExit, match="say 3 to 3600"):
+    with pytest.raises(ConfigError, match="say 3 to 3600"):
         main(["chat, 1", "--span-s", "nan"])
+    with pytest.raises(ConfigError, match="cannot be written: is a directory"):
+        main(["chat, 1", "--out", str(tmp_path)])
+    with pytest.raises(ConfigError, match=r"the table is FILE\.md beside it"):
+        main(["chat, 1", "--out", str(tmp_path / "out.md")])
 
 
 def test_moments_of_a_window(tmp_path: Path) -> None:
