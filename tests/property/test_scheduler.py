@@ -150,8 +150,10 @@ def test_a_long_prompt_advances_beside_any_number_of_short_ones(
         num_prefill = bench.plan.num_tokens - sum(seq.seq_id in shares for seq in decoding)
         assert all(shares[seq.seq_id] == 1 for seq in decoding)
         if decoding and num_prefill > least:
-            # What is learned from steps comes close to the line that they lie on.
-            assert LinearCost().step_ns(StepShape.of(bench.plan)) <= limit_ns * 1.02
+            # What is learned from steps comes close to the line that they lie on; and short ones
+            # get their part of the least, which is 10 ns a token, beside what the long one is due.
+            most_ns = limit_ns * 1.02 + 10 * (share * least + 1)
+            assert LinearCost().step_ns(StepShape.of(bench.plan)) <= most_ns
         num_prompt_tokens += num_prefill
         num_long_tokens += shares.get(long.seq_id, 0)
         if num_long_tokens < 1000:

@@ -6,7 +6,7 @@ before it learns: the device is slower than it is taken for. With seed 1:
 
     policy                      short TTFT p50, p95    ITL p90, p99, longest         long TTFT
     fixed budget, one lane      11.2 s, 35.3 s         1,560 ms, 1,977 ms, 2,158 ms  21, 27, 40 s
-    `itl` budget, two lanes     0.5 s, 1.6 s           48 ms, 67 ms, 67 ms           54, 57, 64 s
+    `itl` budget, two lanes     0.2 s, 0.4 s           45 ms, 61 ms, 65 ms           49, 51, 60 s
 
 The target is 50 ms with a margin of a tenth. It is exceeded only where two sequences of 8,192
 tokens decode beside the least that prefill gets.
@@ -34,8 +34,8 @@ SPEC = WorkerSpec(
     model_digest="00",
     kv_dtype="bf16",
     block_size=16,
-    num_blocks=4096,
-    max_model_len=10_000,
+    num_blocks=8192,
+    max_model_len=110_000,
     vocab_size=VOCAB,
 )
 GUESS = FittedCostModel.prior()
@@ -59,13 +59,18 @@ class Outcome:
     trace_hash: str
 
 
-def arrivals(seed: int) -> list[tuple[Ns, Arrive]]:
+Long = tuple[tuple[float, int], ...]  # seconds and tokens
+THREE: Long = ((2, 8192), (3, 8192), (40, 8192))
+
+
+def arrivals(seed: int, long: Long) -> list[tuple[Ns, Arrive]]:
     rng = Random(seed)
     at_s, inputs = 0.0, list[tuple[Ns, Arrive]]()
     for seq_id in range(NUM_SHORT):
         at_s += rng.expovariate(0.8)
         inputs.append(arrival(rng, seq_id, at_s, rng.randrange(32, 256)))
-    inputs += [arrival(rng, NUM_SHORT + i, at_s, 8192) for i, at_s in enumerate((2, 3, 40))]
+    for seq_id, (at_s, num_prompt) in enumerate(long, NUM_SHORT):
+        inputs.append(arrival(rng, seq_id, at_s, num_prompt))
     return sorted(inputs, key=lambda one: one[0])
 
 
@@ -81,12 +86,12 @@ def arrival(rng: Random, seq_id: int, at_s: float, num_prompt: int) -> tuple[Ns,
     return at, Arrive((seq,))
 
 
-def run(scheduler: SchedulerConfig, *, seed: int = 1) -> Outcome:
+def run(scheduler: SchedulerConfig, *, seed: int = 1, long: Long = THREE) -> Outcome:
     setup = WorkerSetup(
         config=WorkerConfig(scheduler=scheduler),
         spec=SPEC,
         cost=GUESS,
-        inputs=arrivals(seed),
+        inputs=arrivals(seed, long),
         steps=FakeSteps(TRUTH, VOCAB),
     )
     last_ns: dict[SeqId, Ns] = {}
@@ -121,8 +126,8 @@ def after() -> Outcome:
 
 def test_a_short_request_has_its_first_token_soon(before: Outcome, after: Outcome) -> None:
     assert percentile(before.short_ttft_ms, 0.95) > 30_000
-    assert percentile(after.short_ttft_ms, 0.5) < 700
-    assert percentile(after.short_ttft_ms, 0.95) < 2_000
+    assert percentile(after.short_ttft_ms, 0.5) < 300
+    assert percentile(after.short_ttft_ms, 0.95) < 600
 
 
 def test_those_that_decode_keep_their_target(before: Outcome, after: Outcome) -> None:
@@ -139,6 +144,17 @@ def test_the_lanes_alone_are_what_shortens_the_wait() -> None:
     lanes = run(SchedulerConfig(budget="fixed"))
     assert percentile(lanes.short_ttft_ms, 0.95) < 5_000
     assert percentile(lanes.gaps_ms, 0.99) > 1_500
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_nor_does_a_prompt_of_which_a_token_takes_longer_than_a_step(seed: int) -> None:
+    """p99 without it, and with it: 222 and 463, 219 and 558, 210 and 479 ms."""
+    without = run(SchedulerConfig(), seed=seed, long=())
+    beside = run(SchedulerConfig(), seed=seed, long=((2, 100_000),))
+    assert percentile(without.short_ttft_ms, 0.99) < 250
+    assert percentile(beside.short_ttft_ms, 0.99) < 600
+    assert beside.gaps_ms[-1] < 250
 
 
 def test_what_is_learned_is_the_same_every_time(after: Outcome) -> None:

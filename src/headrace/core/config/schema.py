@@ -119,7 +119,10 @@ class SchedulerConfig:
         0.1, "share of the ITL target that the `itl` budget leaves unplanned", low=0, high=0.99
     )
     min_prefill_tokens: int = setting(
-        8, "prompt tokens that fit into a step whatever the ITL target", low=1, high=1_000_000
+        8,
+        "tokens of short prompts that fit into a step whatever the ITL target",
+        low=1,
+        high=1_000_000,
     )
     short_prompt_tokens: int = setting(
         512, "longest prompt, beside what is cached, of the short lane", low=0, high=10_000_000
@@ -132,7 +135,7 @@ class SchedulerConfig:
     )
     short_prompt_share: float = setting(
         0.75,
-        "share of a step's prompt tokens for the short lane while long prompts run too",
+        "share of a step's time for prompts that the short lane has while long ones run too",
         low=0.01,
         high=0.99,
     )

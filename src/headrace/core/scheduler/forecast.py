@@ -8,7 +8,8 @@ from headrace.core.config.schema import SchedulerConfig
 from headrace.core.cost.learned import LearnedCost
 from headrace.core.cost.model import StepShape
 from headrace.core.kv.manager import KvManager
-from headrace.core.scheduler.policies import step_budget
+from headrace.core.scheduler.lanes import ShortShare
+from headrace.core.scheduler.room import room_of
 from headrace.core.scheduler.sequence import Sequence
 
 # Looking up what the cache holds takes time; of a longer queue the rest counts in full.
@@ -54,12 +55,12 @@ def predict_ttft_ns(
     share = config.short_prompt_share
     due += min(num_long, round(due * (1.0 - share) / share))
     decoding = [other for other in running if other.num_remaining == 1]
-    budget = step_budget(config, cost, decoding, ())
+    room = room_of(config, cost, decoding, (), ShortShare(share)).short(has_long=False)
     num_decode = len(decoding)
     num_kv = sum(len(other.tokens) for other in running)
     total = 0
     while due > 0:
-        num_tokens = min(due, max(1, budget - num_decode))
+        num_tokens = min(due, max(1, room))
         full_steps = max(1, due // num_tokens)
         pairs = num_kv + num_tokens * len(seq.tokens) // 2
         shape = StepShape(

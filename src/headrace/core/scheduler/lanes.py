@@ -19,25 +19,22 @@ QUANTUM_TOKENS: Final = 128
 
 
 class ShortShare:
-    """Splits tokens between two lanes. Fractions are carried over to the next step, so that both
-    lanes advance however few the tokens of a step are.
+    """The short lane's share of what prompts get while both lanes have work, and what steps leave
+    over to the next one, so that both lanes advance however little a step has.
     """
 
     def __init__(self, share: float) -> None:
-        """`share` of the short lane, in 0..1, where both have work."""
-        self._share = share
+        """`share` in 0..1."""
+        self.share = share
+        self.owed_ns = 0.0  # time that the long lane was due, and that no piece of it fitted into
         self._carry = 0.0
 
-    def split(self, num_tokens: int, *, has_short: bool, has_long: bool) -> tuple[int, int]:
-        """(short, long), together `num_tokens`."""
-        if not has_long:
-            return num_tokens, 0
-        if not has_short:
-            return 0, num_tokens
-        self._carry += num_tokens * self._share
+    def part_of(self, num_tokens: int) -> int:
+        """The short lane's part of so many."""
+        self._carry += num_tokens * self.share
         num_short = min(int(self._carry), num_tokens)
         self._carry -= num_short
-        return num_short, num_tokens - num_short
+        return num_short
 
 
 class DeficitRoundRobin:

@@ -29,8 +29,8 @@ from headrace.core.scheduler.policies import (
     choose_victim,
     is_protected,
     promised_tokens,
-    step_budget,
 )
+from headrace.core.scheduler.room import Room, room_of
 from headrace.core.scheduler.sequence import Sequence, State
 from headrace.core.scheduler.shares import share_of
 from headrace.core.scheduler.step import StepDraft
@@ -176,10 +176,11 @@ class Scheduler:
                     decoding.append(seq)
                 elif num_remaining > 1:
                     prompts.append(seq)
-        step = StepDraft(self._budget(decoding, prompts), is_ahead=is_ahead)
+        step = StepDraft(self._config.step_tokens, is_ahead=is_ahead)
         self._plan_decoding(decoding, step, now)
         if (prompts or self._waiting) and not step.is_abandoned:
-            self._plan_prompts(prompts, step, now)
+            room = room_of(self._config, self._cost, decoding, prompts, self._short_share)
+            self._plan_prompts(prompts, room, step, now)
         if step.is_abandoned or not step.seqs:
             return None, step.effects
         shares = tuple(step.seqs.values())
@@ -202,47 +203,45 @@ class Scheduler:
                     continue
             self._grow_share(seq, 1, step, now)
 
-    def _budget(self, decoding: list[Sequence], prompts: list[Sequence]) -> int:
-        if not (prompts or self._waiting):
-            return self._config.step_tokens
-        return step_budget(self._config, self._cost, decoding, prompts)
-
-    def _plan_prompts(self, prompts: list[Sequence], step: StepDraft, now: Ns) -> None:
-        """Each lane its guaranteed part first, then whatever is left to whoever can use it."""
-        num_long = sum(seq.is_long for seq in prompts)
+    def _plan_prompts(self, prompts: list[Sequence], room: Room, step: StepDraft, now: Ns) -> None:
+        """Each lane its guaranteed part, then whatever is left to whoever can use it."""
+        has_long = any(seq.is_long for seq in prompts) or self._waiting.num_long > 0
         # Whoever waits may be short, since the cache decides that; nothing is lost if nobody is.
-        has_short = num_long < len(prompts) or bool(self._waiting)
-        has_long = num_long > 0 or self._waiting.num_long > 0
-        step.open_lanes(
-            *self._short_share.split(max(0, step.budget), has_short=has_short, has_long=has_long)
-        )
-        num_turns = len(self._long_turns)
-        if self._waiting.num_long and num_turns < self._config.max_long_prefills:
-            num_turns += 1  # whoever joins is left its part
-        self._plan_running(prompts, step, now, num_turns)
-        self._plan_waiting(step, now)
-        if step.budget > 0 and has_long:
-            step.merge_lanes()
-            prompts = [
-                seq for seq in self._running.values() if seq.num_remaining > 1 and seq.goes_on
-            ]
-            self._plan_running(prompts, step, now, len(self._long_turns))
+        has_short = not all(seq.is_long for seq in prompts) or bool(self._waiting)
+        num_short = 0
+        if has_short:
+            part = room.short(has_long=has_long)
+            self._fill(step, now, num_short=part)
+            num_short = part - step.left(is_long=False)
+        if has_long and not step.is_abandoned:
+            part = room.long(num_short, is_empty=not step.seqs)
+            self._fill(step, now, num_long=part)
+            num_long = part - step.left(is_long=True)
+            if has_short and not step.is_abandoned:
+                self._fill(step, now, num_short=room.rest(num_short, num_long))
+
+    def _fill(self, step: StepDraft, now: Ns, *, num_short: int = 0, num_long: int = 0) -> None:
+        """With so many more tokens of each lane. A turn of the long one is left to who joins it."""
+        step.open_lanes(num_short=num_short, num_long=num_long)
+        if num_short or self._waiting.num_long:
+            num_joining = len(self._long_turns) < self._config.max_long_prefills
+            self._plan_running(step, now, num_joining)
             self._plan_waiting(step, now)
+        if num_long:
+            self._plan_running(step, now)
 
     # ---- running sequences
 
-    def _plan_running(
-        self, prompts: list[Sequence], step: StepDraft, now: Ns, num_turns: int
-    ) -> None:
-        """Short ones in the order of their queue, long ones by turns, `num_turns` in all."""
+    def _plan_running(self, step: StepDraft, now: Ns, num_joining: int = 0) -> None:
+        """Short ones in the order of their queue, long ones by turns, beside so many that join."""
+        prompts = [s for s in self._running.values() if s.num_remaining > 1 and s.goes_on]
         for seq in sorted(prompts, key=queue_key):
             if not seq.is_long:
                 num_tokens = min(self._num_wanted(seq, step), step.left(is_long=False))
                 self._grow_share(seq, num_tokens, step, now)
         wants = {seq.seq_id: self._num_wanted(seq, step) for seq in prompts if seq.is_long}
-        if not wants:
-            return
-        num_long = -(-step.left(is_long=True) * len(self._long_turns) // num_turns)
+        num_turns = len(self._long_turns)
+        num_long = -(-step.left(is_long=True) * num_turns // max(1, num_turns + num_joining))
         for seq_id, num_tokens in self._long_turns.allot(wants, num_long).items():
             self._grow_share(self._running.get(seq_id), num_tokens, step, now)
 
@@ -319,7 +318,7 @@ class Scheduler:
         # Each sequence that runs may need its token in the same step.
         limit = min(self._config.max_running_seqs, self._config.step_tokens)
         for seq in self._waiting.candidates(now):
-            if step.budget <= 0 or len(self._running) >= limit:
+            if step.is_full or len(self._running) >= limit:
                 break
             # Nobody needs less than one block: the last known token never comes from the cache.
             if (

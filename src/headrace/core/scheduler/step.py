@@ -35,13 +35,14 @@ class StepDraft:
         self.num_kept: int | None = None
         self._short_left = self._long_left = budget
 
-    def open_lanes(self, num_short: int, num_long: int) -> None:
-        """From here on each lane takes no more than its part of what is left."""
+    def open_lanes(self, *, num_short: int = 0, num_long: int = 0) -> None:
+        """From here on each lane takes no more than this."""
         self._short_left, self._long_left = num_short, num_long
 
-    def merge_lanes(self) -> None:
-        """What one lane left is the other's too."""
-        self._short_left = self._long_left = self.budget
+    @property
+    def is_full(self) -> bool:
+        """Nothing is left to any prompt."""
+        return min(self.budget, max(self._short_left, self._long_left)) <= 0
 
     def left(self, *, is_long: bool) -> int:
         return max(0, min(self.budget, self._long_left if is_long else self._short_left))

@@ -82,15 +82,7 @@ def test_a_lane_gets_its_share_in_the_long_run(num_tokens: int, share: float) ->
     lanes = ShortShare(share)
     num_short = 0
     for step in range(1, 201):
-        short, long = lanes.split(num_tokens, has_short=True, has_long=True)
-        assert min(short, long) >= 0
-        assert short + long == num_tokens
-        num_short += short
+        part = lanes.part_of(num_tokens)
+        assert 0 <= part <= num_tokens
+        num_short += part
         assert abs(num_short - share * num_tokens * step) < 1.001
-
-
-def test_a_lane_without_work_gets_nothing() -> None:
-    lanes = ShortShare(0.5)
-    assert lanes.split(10, has_short=True, has_long=False) == (10, 0)
-    assert lanes.split(10, has_short=False, has_long=True) == (0, 10)
-    assert lanes.split(10, has_short=False, has_long=False) == (10, 0)
