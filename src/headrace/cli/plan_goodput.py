@@ -168,7 +168,7 @@ def verdict_table(found: Goodput) -> Table:
     words = ", ".join(f"{name} {ms:g} ms" for name, ms in stated.items() if ms is not None)
     title = (
         f"{found.load_per_s:.3g} requests/s, workers: {found.num_workers}"
-        f" (capacity {found.capacity_per_s:.0f}/s), {words}"
+        f" (capacity {_rate(found.capacity_per_s, 0)}/s), {words}"
     )
     columns = ("model", "mode", "workers", "TTFT", "TPOT", "decoding", "good", "at most", "binds")
     table = right_aligned(title, *columns, num_left=2)
@@ -181,7 +181,7 @@ def verdict_table(found: Goodput) -> Table:
             whole_ms(one.tpot_s),
             f"{one.decode_seqs:.0f}" if one.decode_seqs is not None else "",
             "yes" if one.is_good else "no",
-            f"{one.sustainable_per_s:.1f}/s",
+            f"{_rate(one.sustainable_per_s, 1)}/s",
             one.binds,
         )
     for model, gain in found.gain_by_model.items():
@@ -214,3 +214,9 @@ def curves(found: Goodput) -> Chart:
             for one in found.verdicts
         ],
     )
+
+
+def _rate(per_s: float, decimals: int) -> str:
+    """With so many decimals, or with two digits where these would hardly show it."""
+    is_small = 0 < per_s < 10 ** (1 - decimals)
+    return f"{per_s:.2g}" if is_small else f"{per_s:.{decimals}f}"

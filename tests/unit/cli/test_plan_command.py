@@ -149,6 +149,19 @@ def test_own_presets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert found["ridge_flop_per_byte"] == 10
 
 
+def test_rates_of_small_machines_are_not_rounded_away(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "cost.json"
+    write_calibration(file, calibration_of(num_workers=1))
+    words = ("goodput", "--cost", str(file), "--prompt", "3000", "--output", "20")
+    out, _ = table(capsys, *words, "--ttft-ms", "20000")
+    found = figures(capsys, *words, "--ttft-ms", "20000")
+    assert 0.3 < found["capacity_per_s"] < 0.5
+    assert f"(capacity {found['capacity_per_s']:.2g}/s)" in out
+    assert f"{found['verdicts'][0]['sustainable_per_s']:.2g}/s" in out
+
+
 @pytest.mark.parametrize(
     "words",
     [
