@@ -31,6 +31,7 @@ def test_round_trip(tmp_path: Path) -> None:
             lambda text: text.replace('"num_workers": 2', f'"num_workers": {1 << 62}'),
             r"num_workers is 4\.6",
         ),
+        (lambda text: text.replace('"mean": 0.1', '"mean": -0.1'), "mean error is -0.1"),
         (lambda text: text.replace('"block_size": 16', '"block_size": 0'), "block_size is 0"),
         (lambda text: text.replace('"num_blocks": 4096', '"num_blocks": -1'), "num_blocks is -1"),
         (lambda text: text.replace('"budget": "itl"', '"budget": "no"'), "budget is 'no'"),

@@ -120,5 +120,8 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             or outside("num_workers of what was seen", self.seen.num_workers, 1, MAX_WORKERS)
             or fault_of_shape(self.seen.largest)
             or outside("num_steps held out", self.held_out.num_steps, 0, sys.maxsize)
+            or outside("mean error", self.held_out.mean, 0.0, 1e9)
+            or outside("p95 of errors", self.held_out.p95, 0.0, 1e9)
+            or outside("bias", self.held_out.bias, -1.0, 1e9)
             or outside("host_share", self.host_share, 0.0, 1.0)
         )
