@@ -174,13 +174,16 @@ class NixlAgent:
                 "",
                 [self._backend],
             )
+        except Exception as error:  # nothing is on its way
+            raise TransferError(f"NIXL cannot read: {error}") from error
+        try:
             status = self._agent.postXferReq(request, "")
             until_s = time.monotonic() + PATIENCE_S
             while status == nixl.NIXL_IN_PROG and time.monotonic() < until_s:
                 time.sleep(POLL_S)
                 status = self._agent.getXferStatus(request)
         except Exception as error:
-            self._leave_staging(0)
+            self._leave_staging(request)
             raise TransferError(f"NIXL cannot read: {error}") from error
         if status != nixl.NIXL_SUCCESS:
             self._leave_staging(request)
@@ -272,6 +275,8 @@ class NixlSource:
         """In which of the lender's blocks the first of these lie."""
         self._line.send(b"".join(names))
         answer = self._line.receive(MAX_NAMES * _INDEX.size)
+        if len(answer) % _INDEX.size:
+            raise TransferError(f"the lender's answer of {len(answer)} bytes is no list of blocks")
         found = [index for (index,) in _INDEX.iter_unpack(answer)]
         if len(found) > len(names) or any(index >= self._num_blocks for index in found):
             raise TransferError("the lender names blocks that it has not")

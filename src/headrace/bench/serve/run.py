@@ -4,7 +4,6 @@ Decides how a run is set up and taken down; refuses to know what its figures are
 """
 
 import asyncio
-import resource
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -26,6 +25,7 @@ from headrace.bench.serve.verdict import GONE, none_good, slow_client
 from headrace.bench.serve.wording import Wording
 from headrace.core.base.metrics import is_good
 from headrace.core.base.types import NS_PER_S
+from headrace.server.listener import file_limit
 
 SETTLE_S = 0.5  # between trials, for the server to notice that clients have left
 SPARE_FILES = 64  # besides those of connections
@@ -239,11 +239,3 @@ class _Tally:
                 num_planned=self._num_planned,
             )
         )
-
-
-def file_limit() -> int:
-    """How many files this process may open, as many as the system lets it: a connection is one."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return hard if hard != resource.RLIM_INFINITY else 1 << 20
