@@ -177,7 +177,7 @@ def test_an_event_log_tells_what_its_own_steps_take(
 ) -> None:
     path = tmp_path / "events.log"
     write_log(path, come_ns=30_000_000)
-    found = answer(capsys, "whatif", path, "--step-tokens", 4096)
+    found = answer(capsys, "whatif", path, "--step-tokens", 4096, "--budget", "fixed")
     figures = found["figures"]
     for name in ("ttft_ms_mean", "ttft_ms_p99", "tpot_ms_mean", "e2e_ms_mean"):
         assert figures[name]["before"] == pytest.approx(found["recorded"][name], rel=0.03), name
