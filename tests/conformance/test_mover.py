@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,11 @@ from headrace.adapters.movers.nixl import NixlAgent, NixlMissing, bindings
 from headrace.adapters.movers.pool import SharedPool
 from headrace.core.base.events import BlockRemoved, BlockStored, CopyDone, StartCopy
 from headrace.core.base.types import BlockId
+from support import kv_copies
+from support.kv_copies import BLOCKS, BYTES, ROOT, SECRET, content, lend, name
 
-BLOCKS, BYTES = 300, 64  # the names take more than a page
-ROOT = bytes(16)
-HOST, SECRET = "127.0.0.1", b"sixteen letters!"
+HOST = "127.0.0.1"
+copied = partial(kv_copies.copied, within_s=30)
 TESTS = Path(__file__).parents[1]
 WAYS = ("memory", "tcp", "nixl")
 
@@ -35,14 +37,6 @@ def place(way: str, lender: PoolMover) -> str:
     return lender.address if way == "memory" else BETWEEN.join(("shm:elsewhere:1:2:3:4", *others))
 
 
-def name(index: int) -> bytes:
-    return bytes([index + 1]) * 16
-
-
-def content(index: int) -> bytes:
-    return bytes([index]) * BYTES
-
-
 @pytest.fixture(params=WAYS)
 def way(request: pytest.FixtureRequest) -> str:
     way: str = request.param
@@ -56,32 +50,14 @@ def way(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def theirs(way: str) -> Iterator[PoolMover]:
-    """Block 10 + i holds what name(i) says, for four of them."""
     with closing(mover(way)) as lender:
-        for index in range(4):
-            lender.pool.write(BlockId(10 + index), memoryview(content(index)))
-            lender.publish([BlockStored(name(index), ROOT, BlockId(10 + index))])
-        yield lender
+        yield lend(lender)
 
 
 @pytest.fixture
 def ours(way: str) -> Iterator[PoolMover]:
     with closing(mover(way, BLOCKS + 7)) as borrower:
         yield borrower
-
-
-def copied(borrower: PoolMover, source: str, *indices: int) -> CopyDone:
-    done: queue.SimpleQueue[CopyDone] = queue.SimpleQueue()
-    copy = StartCopy(
-        copy_id=5,
-        source=source,
-        names=tuple(name(index) for index in indices),
-        block_ids=tuple(BlockId(20 + place) for place in range(len(indices))),
-    )
-    borrower.start(copy, done.put)
-    end = done.get(timeout=30)
-    assert end.copy_id == 5
-    return end
 
 
 def blocks(borrower: PoolMover, num_blocks: int) -> list[bytes]:

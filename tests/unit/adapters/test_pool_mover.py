@@ -2,7 +2,6 @@
 
 import errno
 import os
-import queue
 import select
 import socket
 import subprocess
@@ -20,30 +19,15 @@ from headrace.adapters.movers.mover import PoolMover
 from headrace.adapters.movers.pool import SharedPool, SharedSource
 from headrace.adapters.movers.tcp import MAX_STREAMS
 from headrace.core.base.errors import TransferError
-from headrace.core.base.events import BlockRemoved, BlockStored, CopyDone, StartCopy
+from headrace.core.base.events import BlockRemoved, BlockStored
 from headrace.core.base.types import BlockId
-
-BLOCKS, BYTES = 300, 64  # the names take more than a page
-ROOT = bytes(16)
-
-
-def name(index: int) -> bytes:
-    return bytes([index + 1]) * 16
-
-
-def content(index: int) -> bytes:
-    return bytes([index]) * BYTES
+from support.kv_copies import BLOCKS, BYTES, ROOT, SECRET, content, copied, lend, name
 
 
 @pytest.fixture
 def theirs() -> Iterator[PoolMover]:
-    """Block 10 + i holds what name(i) says, for four of them."""
     with closing(PoolMover(SharedPool(BLOCKS, BYTES))) as mover:
-        for index in range(4):
-            block_id = BlockId(10 + index)
-            mover.pool.write(block_id, memoryview(content(index)))
-            mover.publish([BlockStored(name(index), ROOT, block_id)])
-        yield mover
+        yield lend(mover)
 
 
 @pytest.fixture
@@ -52,36 +36,16 @@ def ours() -> Iterator[PoolMover]:
         yield mover
 
 
-SECRET = b"sixteen letters!"
-
-
 @pytest.fixture
 def far() -> Iterator[PoolMover]:
     """As `theirs`, for other machines too."""
     with closing(PoolMover(SharedPool(BLOCKS, BYTES), host="127.0.0.1", secret=SECRET)) as mover:
-        for index in range(4):
-            mover.pool.write(BlockId(10 + index), memoryview(content(index)))
-            mover.publish([BlockStored(name(index), ROOT, BlockId(10 + index))])
-        yield mover
+        yield lend(mover)
 
 
 def from_afar(address: str) -> str:
     """As it looks from another machine."""
     return f"shm:elsewhere:1:2:3:4|{address.partition('|')[2]}"
-
-
-def copied(mover: PoolMover, source: str, *indices: int) -> CopyDone:
-    done: queue.SimpleQueue[CopyDone] = queue.SimpleQueue()
-    copy = StartCopy(
-        copy_id=5,
-        source=source,
-        names=tuple(name(index) for index in indices),
-        block_ids=tuple(BlockId(20 + place) for place in range(len(indices))),
-    )
-    mover.start(copy, done.put)
-    end = done.get(timeout=10)
-    assert end.copy_id == 5
-    return end
 
 
 def block(mover: PoolMover, block_id: int) -> bytes:

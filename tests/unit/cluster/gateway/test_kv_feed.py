@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -149,6 +150,15 @@ def test_messages_that_are_none_are_passed_over() -> None:
     assert feed.num_gaps == 0
 
 
+async def lose_one(publisher: KvPublisher, heard: Heard) -> None:
+    """The second of three batches, which is not to be had again."""
+    publisher.publish(b"0")
+    await until(lambda: heard.batches)
+    publisher.publish(b"1", is_lost=True)
+    publisher.publish(b"2")
+    await until(lambda: len(heard.batches) == 2)
+
+
 def test_a_replay_that_never_answers_holds_nothing_up_for_long(monkeypatch: Any) -> None:
     monkeypatch.setattr("headrace.cluster.gateway.kv_feed.REPLAY_TIMEOUT_S", 0.05)
     context = zmq.Context()
@@ -156,15 +166,7 @@ def test_a_replay_that_never_answers_holds_nothing_up_for_long(monkeypatch: Any)
     silent.bind("tcp://127.0.0.1:*")
     with kv_publisher() as publisher:
         publisher.replay_url = silent.getsockopt_string(zmq.LAST_ENDPOINT)
-
-        async def play(heard: Heard) -> None:
-            publisher.publish(b"0")
-            await until(lambda: heard.batches)
-            publisher.publish(b"1", is_lost=True)
-            publisher.publish(b"2")
-            await until(lambda: len(heard.batches) == 2)
-
-        heard, feed = listen(publisher, play)
+        heard, feed = listen(publisher, partial(lose_one, publisher))
     context.destroy(linger=0)
     assert heard.batches == [b"0", b"2"]
     assert feed.num_gaps == 1
@@ -204,15 +206,7 @@ def test_a_replay_that_trickles_for_ever_holds_nothing_up_for_long(monkeypatch: 
     thread.start()
     with kv_publisher() as publisher:
         publisher.replay_url = slow.getsockopt_string(zmq.LAST_ENDPOINT)
-
-        async def play(heard: Heard) -> None:
-            publisher.publish(b"0")
-            await until(lambda: heard.batches)
-            publisher.publish(b"1", is_lost=True)
-            publisher.publish(b"2")
-            await until(lambda: len(heard.batches) == 2)
-
-        heard, feed = listen(publisher, play)
+        heard, feed = listen(publisher, partial(lose_one, publisher))
     is_over.set()
     thread.join()
     context.destroy(linger=0)
