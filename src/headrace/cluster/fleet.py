@@ -8,7 +8,7 @@ Decides when a process is started or given up; refuses to know what it works on.
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import count
 from typing import Final
@@ -28,6 +28,7 @@ GOOD_LIFE_NS: Final = Ns(10 * NS_PER_S)  # ready for so long, its end is no sign
 START_TIMEOUT_S: Final = 60.0  # until a process says its first word
 MAX_DOUBLINGS: Final = 6  # of the wait before a start
 MAX_BAD_STARTS: Final = 5  # in a row, after which a worker that was never ready is given up
+MAX_GONE: Final = 1024  # names that are remembered though nobody has them
 _LETTERS: Final = {Role.PREFILL: "p", Role.DECODE: "d", Role.MIXED: "w"}
 
 # Counts since a worker's start, which add up over its lives; the others are its state.
@@ -87,6 +88,7 @@ class Slot:
     num_short_lives: int = 0  # in a row
     fault: str = ""  # why it was lost, last
     cause: Cause | None = None  # the same, for figures
+    losses: Counter[Cause] = field(default_factory=Counter)  # of all who had this name
     num_bad_canaries: int = 0  # lives that ended by one
     leaving: Leaving | None = None
     switched_from: WorkerId | None = None  # the life in another role that this one continues
@@ -120,8 +122,9 @@ class Fleet:
         self._slots: list[Slot] = []
         self._next_worker_id = 0
         self._past = dict.fromkeys(_COUNTS, 0)  # of lives that are over
-        self._num_starts: dict[str, int] = {}  # of slots that are gone, by name
-        self._losses: dict[str, Counter[Cause]] = {}  # by name, whoever had it
+        # Starts and losses of slots that are gone, by name, the longest gone first. Names that come
+        # from other machines may be new each time.
+        self._gone: dict[str, tuple[int, Counter[Cause]]] = {}
         for role, num_workers in (
             (Role.PREFILL, config.prefill),
             (Role.DECODE, config.decode),
@@ -161,7 +164,8 @@ class Fleet:
         taken = {slot.name for slot in self._slots}
         names = (f"{prefix}{number}" for number in count())
         name = next(name for name in names if name not in taken)
-        slot = Slot(name, role, is_remote, num_starts=self._num_starts.get(name, 0))
+        num_starts, losses = self._gone.pop(name, (0, Counter[Cause]()))
+        slot = Slot(name, role, is_remote, num_starts=num_starts, losses=losses)
         self._slots.append(slot)
         return slot
 
@@ -224,10 +228,6 @@ class Fleet:
             if slot.process is not None and now > self._silent_from(slot)
         ]
 
-    def losses(self, name: str) -> dict[str, int]:
-        """How often workers of this name were lost, by the cause."""
-        return {cause.value: n for cause, n in self._losses.get(name, Counter()).items()}
-
     def lose(self, slot: Slot, now: Ns, cause: Cause, reason: str) -> None:
         """End this life, and plan the next."""
         assert slot.process is not None
@@ -242,7 +242,7 @@ class Fleet:
         slot.restart_ns = Ns(now + round(delay_s * NS_PER_S))
         slot.fault, slot.cause = reason, cause
         slot.num_bad_canaries += cause in BY_CANARY
-        self._losses.setdefault(slot.name, Counter())[cause] += 1
+        slot.losses[cause] += 1
         self._end_life(slot)
 
     def restart_in_s(self, slot: Slot, now: Ns) -> float | None:
@@ -279,7 +279,9 @@ class Fleet:
 
     def _remove(self, slot: Slot) -> None:
         self._slots = [other for other in self._slots if other is not slot]
-        self._num_starts[slot.name] = slot.num_starts
+        self._gone[slot.name] = slot.num_starts, slot.losses
+        if len(self._gone) > MAX_GONE:
+            del self._gone[next(iter(self._gone))]
 
     def next_ns(self) -> Ns | None:
         """When there is something to do without a word from anybody; None = never."""

@@ -19,7 +19,7 @@ def worker_states(now: Ns, fleet: Fleet, canaries: Canaries) -> list[WorkerState
             stats=slot.stats,
             fault=slot.fault,
             cause=slot.cause.value if slot.cause else "",
-            losses=fleet.losses(slot.name),
+            losses={cause.value: num for cause, num in slot.losses.items()},
             restart_in_s=fleet.restart_in_s(slot, now),
         )
         for slot in fleet

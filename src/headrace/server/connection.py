@@ -12,6 +12,9 @@ KiB unsent, and an idle connection is closed after the keep-alive time. What is 
 - an upgrade that is offered (HTTP/2, by Java's client with each first request) is passed over, and
   the request answered as if it were not; uvicorn would take its body for the next request;
 - a client may send on no more than 16 MiB after its answer is complete;
+- a client that ends its sending side has its answers, unless it turns out to be gone
+  (`half_closed.py`);
+- one of HTTP/1.0 is sent no chunks (`plain_body.py`);
 - the application may break the connection at once (`headrace.abort`), which closing it cannot where
   bytes are unsent.
 """
@@ -27,6 +30,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from headrace.core.config.units import size_text
 from headrace.server.errors import ErrorObject, Failure
 from headrace.server.exchange import ABORT, PIPE
+from headrace.server.half_closed import CAN_LOOK, HalfClosed
+from headrace.server.plain_body import without_chunks
 
 MAX_HEAD_BYTES = 32 << 10
 HEAD_TIMEOUT_S = 10.0
@@ -57,6 +62,7 @@ class Connection(HttpToolsProtocol):
         self._has_head = False  # of the request that comes
         self._head_timer: asyncio.TimerHandle | None = None
         self._under_way: list[RequestResponseCycle] = []
+        self._half_closed: HalfClosed | None = None
         self.on_room: Callable[[], None] | None = None  # of the answer that is sent now
 
     # ---- the transport's calls
@@ -65,8 +71,25 @@ class Connection(HttpToolsProtocol):
         super().connection_made(transport)  # type: ignore[arg-type]
         self._expect_head(self.head_timeout_s)
 
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Whether the connection stays open: while whole requests wait for their answers."""
+        if self._half_closed is None and CAN_LOOK and self._close_after_answers():
+            self._half_closed = HalfClosed(self.transport, self._may_probe)
+        return self._half_closed is not None
+
+    def _may_probe(self) -> bool:
+        """Whether no answer is being sent, and the next may have another before it."""
+        waiting = next((one for one in self._under_way if not one.response_complete), None)
+        return (
+            waiting is not None
+            and not waiting.response_started
+            and waiting.scope["http_version"] != "1.0"
+        )
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._forget_head_timer()
+        if self._half_closed is not None:
+            self._half_closed.stop()
         super().connection_lost(exc)
         # uvicorn tells only the latest request; one that still runs before pipelined ones must know
         # as well.
@@ -154,6 +177,11 @@ class Connection(HttpToolsProtocol):
         if self.pipeline:
             # Only a connection that is read from tells when the client leaves.
             self.flow.resume_reading()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        if cycle.scope["http_version"] == "1.0":
+            app = without_chunks(app, cycle)
+        super()._start_asgi_task(cycle, app)
 
     def on_body(self, body: bytes) -> None:
         if self._is_refused:

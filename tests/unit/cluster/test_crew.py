@@ -239,7 +239,7 @@ def test_nobody_gets_requests_before_its_canary_is_answered(wary: Rig) -> None:
     assert wary.num_up == 2
     assert third.process is None
     assert third.fault == "its canary is wrong: token 1 of its answer is 3, and 2 of the others'"
-    assert wary.fleet.losses(third.name) == {"canary_wrong": 1}
+    assert third.losses == {"canary_wrong": 1}
     assert wary.fleet.restart_in_s(third, wary.now) == 0.5
     for _ in range(2):  # later and later, as after any life that was short
         wary.wait(1.0)

@@ -4,9 +4,9 @@ from typing import Any, cast
 
 import pytest
 
-from headrace.cluster.fleet import MAX_BAD_STARTS, Cause, Fleet, Slot
+from headrace.cluster.fleet import MAX_BAD_STARTS, MAX_GONE, Cause, Fleet, Slot
 from headrace.cluster.process import WorkerProcess
-from headrace.cluster.wire import Configure, FromWorker, Ready, ToWorker
+from headrace.cluster.wire import Configure, FromWorker, Hello, Ready, ToWorker
 from headrace.core.base.types import NS_PER_S, Ns, WorkerId
 from headrace.core.base.worker import Role
 from headrace.core.config.cluster import ClusterConfig
@@ -89,6 +89,32 @@ def test_starts_are_counted_over_all_who_had_a_name() -> None:
     fleet.grow(Role.MIXED)
     bring_up(fleet)
     assert named(fleet, "w1").num_starts == 2
+
+
+def test_a_fleet_whose_workers_all_have_new_names_does_not_grow() -> None:
+    """As in one that scales for months, where each machine has a name of its own."""
+    fleet = fleet_of(workers=1)
+
+    def come_and_go(name: str) -> tuple[int, dict[Cause, int]]:
+        slot = fleet.add_remote(NOW, FakeProcess(), Hello(name=name))
+        fleet.lose(slot, NOW, Cause.ENDED, "gone")
+        return slot.num_starts, dict(slot.losses)
+
+    def num_objects() -> int:
+        """Entries of all that the fleet keeps."""
+        return sum(len(kept) for kept in vars(fleet).values() if isinstance(kept, dict | list))
+
+    assert come_and_go("first") == (1, {Cause.ENDED: 1})
+    assert come_and_go("first") == (2, {Cause.ENDED: 2})
+    for number in range(MAX_GONE - 1):
+        come_and_go(f"box{number}")
+    assert come_and_go("first") == (3, {Cause.ENDED: 3})  # it is remembered, and the last again
+    before = num_objects()
+    for number in range(MAX_GONE):
+        come_and_go(f"other{number}")
+    assert num_objects() == before
+    assert come_and_go("first") == (1, {Cause.ENDED: 1})
+    assert names(fleet) == ["w0"]
 
 
 def test_who_comes_back_keeps_the_slot_and_has_another_life() -> None:

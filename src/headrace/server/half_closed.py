@@ -1,0 +1,58 @@
+"""A client that has ended its sending side: it may wait for its answers, or be gone.
+
+Decides which; refuses to know what is answered. Both look alike until something is sent: who is
+gone answers that with a reset, which is seen in the state of the socket, since nothing is read any
+more. Where an answer is under way, its own bytes do it. Before that it is `100 Continue`, which a
+client of HTTP/1.1 has to take at any time (RFC 9110, 15.2) and one of HTTP/1.0 must not be sent:
+its answer is computed to the end.
+"""
+
+import asyncio
+import socket
+from collections.abc import Callable
+from typing import Final
+
+LOOK_FIRST_S: Final = 0.02
+LOOK_S: Final = 0.25
+PROBE_S: Final = 5.0  # between two interim answers, for whoever leaves later
+CAN_LOOK: Final = hasattr(socket, "TCP_INFO")
+
+_INTERIM: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+_CLOSED: Final = 7  # TCP_CLOSE: the first byte of struct tcp_info is a state of linux/tcp_states.h
+
+
+class HalfClosed:
+    """Watches one connection until it is closed, and breaks it where its client is gone."""
+
+    def __init__(self, transport: asyncio.Transport, may_probe: Callable[[], bool]) -> None:
+        """`may_probe`: whether an interim answer may be sent now."""
+        self._transport = transport
+        self._may_probe = may_probe
+        self._socket: socket.socket = transport.get_extra_info("socket")
+        self._loop = asyncio.get_running_loop()
+        self._probe_at_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._probe()
+        self._wait(LOOK_FIRST_S)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _wait(self, delay_s: float) -> None:
+        self._timer = self._loop.call_later(delay_s, self._look)
+
+    def _look(self) -> None:
+        if self._transport.is_closing():
+            return
+        if self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _CLOSED:
+            self._transport.abort()
+            return
+        if self._loop.time() >= self._probe_at_s:
+            self._probe()
+        self._wait(LOOK_S)
+
+    def _probe(self) -> None:
+        if self._may_probe():
+            self._probe_at_s = self._loop.time() + PROBE_S
+            self._transport.write(_INTERIM)
