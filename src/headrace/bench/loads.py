@@ -127,6 +127,15 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+class LoadFailure(msgspec.Struct, frozen=True, kw_only=True):
+    """A load that a server did not get through, of which there are no figures."""
+
+    url: str
+    model: str
+    load: str
+    reason: str
+
+
 class Target(msgspec.Struct, frozen=True):
     """A server of the OpenAI completions endpoint; `extra` goes into every request."""
 
@@ -183,8 +192,22 @@ async def run_load(target: Target, load: Load, prompts: Sequence[str]) -> LoadRe
 
 
 WARM_UP = Load(
-    name="warm", num_requests=4, num_prompt_tokens=256, num_output_tokens=16, at_once=True
+    name="warm-up", num_requests=4, num_prompt_tokens=256, num_output_tokens=16, at_once=True
 )
+
+
+async def try_load(
+    target: Target, load: Load, prompts: Sequence[str], timeout_s: float
+) -> LoadReport | LoadFailure:
+    """As `run_load`, within so many seconds, warm-ups included; then its connections are closed."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await run_load(target, load, prompts)
+    except TimeoutError:
+        reason = f"did not end within {timeout_s:g} s"
+    except HeadraceError as error:
+        reason = str(error)
+    return LoadFailure(url=target.url, model=target.model, load=load.name, reason=reason)
 
 
 async def warm_up(target: Target, writer: PromptWriter) -> None:

@@ -9,7 +9,7 @@ from rich.console import Console
 from headrace.bench.gateway import GatewayReport
 from headrace.bench.install import Install
 from headrace.bench.kernels import KernelReport
-from headrace.bench.loads import LoadReport
+from headrace.bench.loads import LoadFailure, LoadReport
 from headrace.bench.machine import Machine
 from headrace.bench.precision import Precision
 from headrace.bench.router import RouterReport
@@ -39,6 +39,7 @@ class Results(msgspec.Struct, omit_defaults=True, kw_only=True):
     ready_after_s: float | None = None  # process start to the first 200 of /ready
     peak_memory_bytes: int | None = None
     loads: list[LoadReport] = msgspec.field(default_factory=list)
+    failures: list[LoadFailure] = msgspec.field(default_factory=list)  # loads without figures
     sides: list[Side] = msgspec.field(default_factory=list)
     comparisons: list[Comparison] = msgspec.field(default_factory=list)
     scheduler: list[StepOverhead] = msgspec.field(default_factory=list)
@@ -71,6 +72,9 @@ def show(results: Results, console: Console) -> None:
         console.print(load_table(results.loads))
     if results.comparisons:
         console.print(comparison_table(results.sides, results.comparisons))
+    for one in results.failures:
+        line = f"no figures of {one.load} at {one.url} ({one.model}): {one.reason}"
+        console.print(line, markup=False, soft_wrap=True)
     if results.scheduler:
         console.print(scheduler_table(results.scheduler))
     if results.router:

@@ -5,16 +5,17 @@ Decides what belongs to a part; refuses to know how it was asked or how it is sh
 
 import asyncio
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from headrace.bench.client import REQUEST_TIMEOUT_S
 from headrace.bench.gateway import measure_gateway
 from headrace.bench.install import install
 from headrace.bench.kernels import measure_kernels
-from headrace.bench.loads import LOADS, LoadReport, Target, prompts_of, run_load, warm_up
+from headrace.bench.loads import LOADS, LoadFailure, Target
 from headrace.bench.machine import machine, peak_memory_bytes
 from headrace.bench.precision import TEXTS, measure_precision, read_texts
 from headrace.bench.prompts import PromptWriter
@@ -24,7 +25,7 @@ from headrace.bench.routing import TRAFFICS
 from headrace.bench.routing import compare as compare_policies
 from headrace.bench.scheduler import measure_all
 from headrace.bench.server import served_model, serving
-from headrace.bench.sides import compare, run_sides
+from headrace.bench.sides import Side, Sides, compare
 from headrace.bench.transfer import measure_transfer
 from headrace.core.base.errors import ConfigError
 from headrace.models.gguf import GgufFile
@@ -34,6 +35,9 @@ from headrace.models.text.tokenizer import Tokenizer
 from headrace.models.text.vocabulary import tokenizer_from_folder, tokenizer_from_gguf
 
 NUM_ROUNDS = 3
+LOAD_TIMEOUT_S = 600.0
+
+Save = Callable[[Results], None]
 
 
 class LoadsAsked(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,6 +50,7 @@ class LoadsAsked(msgspec.Struct, frozen=True, kw_only=True):
     # Goes into every request: for each server in turn, the last one for all that follow.
     extras: Sequence[Mapping[str, Any]] = ({"ignore_eos": True},)
     num_rounds: int = NUM_ROUNDS  # of each load, where servers are compared
+    timeout_s: float = LOAD_TIMEOUT_S  # of each load at each server
 
     def __post_init__(self) -> None:
         unknown = [name for name in self.names if name not in LOADS]
@@ -55,6 +60,11 @@ class LoadsAsked(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.num_rounds < 1:
             raise ConfigError("there must be at least one round", rounds=self.num_rounds)
+        if not 0 < self.timeout_s <= REQUEST_TIMEOUT_S:
+            raise ConfigError(
+                f"--timeout-s must be positive, and at most {REQUEST_TIMEOUT_S:g}",
+                timeout_s=self.timeout_s,
+            )
 
     def extra(self, index: int) -> Mapping[str, Any]:
         return self.extras[min(index, len(self.extras) - 1)]
@@ -67,43 +77,43 @@ def tokenizer_of(path: Path) -> Tokenizer:
     return tokenizer_from_gguf(path, GgufFile(path).metadata)
 
 
-def offer_loads(asked: LoadsAsked, urls: Sequence[str], results: Results) -> None:
-    """To one server, or to several in turn; `results` gets the reports."""
+def offer_loads(asked: LoadsAsked, urls: Sequence[str], results: Results, save: Save) -> None:
+    """To one server, or to several in turn; `results` gets the reports, and is saved after each."""
     urls = [url.rstrip("/") for url in urls]
     targets = [
         Target(url, asked.model or served_model(url), asked.extra(index))
         for index, url in enumerate(urls)
     ]
+
+    def tell(sides: Sequence[Side], failures: Sequence[LoadFailure]) -> None:
+        results.failures = [*failures]
+        if len(sides) == 1:
+            results.loads = [*sides[0].reports]
+        else:
+            results.sides, results.comparisons = [*sides], compare(sides)
+        save(results)
+
     encode = tokenizer_of(asked.tokenizer or ensure_default_model()).encode
-    writer = PromptWriter(encode, asked.seed)
-    names = asked.names or [*LOADS]
-    if len(targets) == 1:
-        results.loads = asyncio.run(_run_loads(targets[0], writer, names))
-    else:
-        results.sides = asyncio.run(run_sides(targets, writer, names, asked.num_rounds))
-        results.comparisons = compare(results.sides)
+    offered = Sides(targets, PromptWriter(encode, asked.seed), asked.timeout_s, tell)
+    num_rounds = asked.num_rounds if len(targets) > 1 else 1
+    asyncio.run(offered.run(asked.names or [*LOADS], num_rounds))
 
 
-async def _run_loads(
-    target: Target, writer: PromptWriter, names: Sequence[str]
-) -> list[LoadReport]:
-    await warm_up(target, writer)
-    return [await run_load(target, LOADS[name], prompts_of(LOADS[name], writer)) for name in names]
-
-
-def run_load_part(asked: LoadsAsked, urls: Sequence[str]) -> Results:
+def run_load_part(asked: LoadsAsked, urls: Sequence[str], save: Save) -> Results:
     results = Results(machine=machine(), server=", ".join(urls))
-    offer_loads(asked, urls, results)
+    offer_loads(asked, urls, results, save)
     return results
 
 
-def run_all_parts(asked: LoadsAsked, serve: Sequence[str], against: Sequence[str]) -> Results:
+def run_all_parts(
+    asked: LoadsAsked, serve: Sequence[str], against: Sequence[str], save: Save
+) -> Results:
     """The loads against a server of its own, beside those at `against`, and a scheduler step."""
     results = Results(machine=machine(), server=" ".join(["headrace serve", *serve]))
     log = Path(tempfile.mkdtemp(prefix="headrace-bench-")) / "server.log"
     with serving(serve, log) as served:
         results.ready_after_s = served.ready_after_s
-        offer_loads(asked, [served.url, *against], results)
+        offer_loads(asked, [served.url, *against], results, save)
         results.peak_memory_bytes = peak_memory_bytes(served.pid)
     log.unlink()
     log.parent.rmdir()

@@ -133,16 +133,16 @@ def comparison_table(sides: Sequence[Side], comparisons: Sequence[Comparison]) -
     """A row for each figure of a load: medians of all servers, then ratios to the first."""
     num_others = len(sides) - 1
     ratios = [f"ratio {i + 2} : 1" for i in range(num_others)]
-    columns = [f"{i}: {side.url}" for i, side in enumerate(sides, 1)]
+    columns = [f"{i}: {side.url}\n{side.model}" for i, side in enumerate(sides, 1)]
     table = right_aligned("side by side", "load", "figure", *columns, *ratios)
     last = ""
     for row in comparisons:
-        spans = zip(row.ratios, row.lowest_ratios, row.highest_ratios, strict=True)
+        _, *others = zip(row.ratios, row.lowest_ratios, row.highest_ratios, strict=True)
         table.add_row(
             "" if row.load == last else row.load,
             row.figure,
-            *(f"{value:.2f}" for value in row.medians),
-            *(f"{mid:.2f} ({low:.2f}-{high:.2f})" for mid, low, high in list(spans)[1:]),
+            *("-" if value is None else f"{value:.2f}" for value in row.medians),
+            *("-" if None in span else "{:.2f} ({:.2f}-{:.2f})".format(*span) for span in others),
         )
         last = row.load
     return table

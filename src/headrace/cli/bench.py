@@ -30,14 +30,14 @@ MAX_SECONDS = 3600
 
 def bench_all(loads: LoadFlags, serve: str, against: Sequence[str], output: OutputFlags) -> int:
     asked, words = _asked(loads), arguments_of(serve)
-    return _give(lambda: run_all_parts(asked, words, against), output)
+    return _give(lambda: run_all_parts(asked, words, against, _saver(output)), output)
 
 
 def bench_load(urls: Sequence[str], loads: LoadFlags, output: OutputFlags) -> int:
     if not urls:
         raise ConfigError("there is no server to load", hint="--url http://127.0.0.1:8000")
     asked = _asked(loads)
-    return _give(lambda: run_load_part(asked, urls), output)
+    return _give(lambda: run_load_part(asked, urls, _saver(output)), output)
 
 
 def bench_scheduler(output: OutputFlags) -> int:
@@ -90,10 +90,22 @@ def _asked(flags: LoadFlags) -> LoadsAsked:
         seed=flags.seed,
         extras=extras,
         num_rounds=flags.rounds,
+        timeout_s=flags.timeout_s,
     )
 
 
+def _saver(output: OutputFlags) -> Callable[[Results], None]:
+    """What keeps the results so far, for a run that somebody ends before it has."""
+
+    def save(results: Results) -> None:
+        if output.out:
+            Path(output.out).expanduser().write_bytes(results.to_json())
+
+    return save
+
+
 def _give(measure: Callable[[], Results], output: OutputFlags) -> int:
+    """Exit code 1: a server did not get through a load."""
     path = Path(output.out).expanduser() if output.out else None
     if path is not None:
         with suppress(OSError):  # which is told below
@@ -105,9 +117,9 @@ def _give(measure: Callable[[], Results], output: OutputFlags) -> int:
     else:
         _show(results)
     if path is not None:
-        path.write_bytes(results.to_json())
+        _saver(output)(results)
         report_note(f"written to {path}")
-    return 0
+    return 1 if results.failures else 0
 
 
 def _show(results: Results) -> None:

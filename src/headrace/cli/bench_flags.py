@@ -32,6 +32,9 @@ class LoadFlags:
     ] = None
     seed: Annotated[int, Parameter(help="another seed, other prompts")] = 1
     rounds: Annotated[int, Parameter(help="of each load, where servers are compared")] = 3
+    timeout_s: Annotated[
+        float, Parameter(help="after which a server is held not to end a load; others go on")
+    ] = 600.0
     extra: Annotated[
         tuple[str, ...],
         Parameter(
