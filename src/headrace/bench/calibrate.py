@@ -110,9 +110,11 @@ def calibration_of(
             host_share=fit.host_share,
             host=host_of(times, answers, MESSAGE_NS if num_workers > 1 else 0.0),
             slow_down=fit.slow_down,
+            slow_down_large=fit.slow_down_large,
             kv_link=link_of(times),
             seen=fit.seen,
             held_out=fit.held_out,
+            residuals=fit.residuals,
         )
     except ValueError as error:
         raise ConfigError(f"the log says what cannot be: {error}") from None

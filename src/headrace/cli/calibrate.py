@@ -12,7 +12,7 @@ from headrace.cli.output import print_json, print_table, report_note
 from headrace.cli.plan_answer import right_aligned
 from headrace.cli.plan_target import check_range
 from headrace.core.base.errors import ConfigError
-from headrace.core.cost.calibration import Calibration
+from headrace.core.cost.calibration import LARGE_STEP_TOKENS, Calibration
 from headrace.core.cost.fitted import KNOTS
 from headrace.live.cost_file import write_calibration
 from headrace.live.step_log import read_logs
@@ -89,8 +89,12 @@ def around_table(found: Calibration) -> Table:
             ("a later token to the client", f"{host.token_ns / 1e6:.2f}", "ms"),
         ]
     rows += [
-        (f"a step while {number} workers are in one", f"{factor:.2f}", "times as long")
-        for number, factor in enumerate(found.slow_down[1:], 2)
+        (f"{step} while {number} workers are in one", f"{factor:.2f}", "times as long")
+        for step, factors in (
+            ("a step", found.slow_down),
+            (f"… of {LARGE_STEP_TOKENS} tokens or more", found.slow_down_large),
+        )
+        for number, factor in enumerate(factors[1:], 2)
     ]
     if found.kv_link is not None:
         rows += [

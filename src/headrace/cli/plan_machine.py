@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 from headrace.cli.sim_cost import provenance_of, with_beyond
-from headrace.core.base.types import NS_PER_S
+from headrace.core.base.types import NS_PER_S, Ns
+from headrace.core.cost.calibration import LARGE_STEP_TOKENS, Calibration
 from headrace.core.cost.datasheet import DataSheetCostModel
-from headrace.core.cost.model import CostModel
+from headrace.core.cost.model import CostModel, StepShape
 from headrace.live.cost_file import read_calibration
 from headrace.plan.engines import Engine, Provenance
 from headrace.plan.roofline import memory_warnings
@@ -85,6 +86,24 @@ class DataSheetMachine:
         )
 
 
+class InCompany:
+    """The CostModel of a calibrated worker while so many are in a step on its machine."""
+
+    def __init__(self, found: Calibration, num_workers: int) -> None:
+        self._steps = found.steps
+        small, large = found.slow_down, found.slow_down_large or found.slow_down
+        place = min(num_workers, len(small)) - 1
+        self._slow_down, self._slow_down_large = small[place], large[place]
+
+    def step_ns(self, shape: StepShape) -> Ns:
+        is_large = shape.num_tokens >= LARGE_STEP_TOKENS
+        slow_down = self._slow_down_large if is_large else self._slow_down
+        return Ns(round(self._steps.step_ns(shape) * slow_down))
+
+    def copy_ns(self, num_bytes: int, link: str) -> Ns:
+        return self._steps.copy_ns(num_bytes, link)
+
+
 class CalibratedMachine:
     """Workers as they were calibrated, of which as many share the cores of a machine as did then.
 
@@ -98,9 +117,7 @@ class CalibratedMachine:
         self._found = read_calibration(Path(file).expanduser())
         self._file = file
         self._sharing = min(self._found.num_workers, num_workers or self._found.num_workers)
-        slow_down = self._found.slow_down
-        company = slow_down[min(self._sharing, len(slow_down)) - 1]
-        self.cost = WatchedCost(self._found.steps.slower(company), self._found.seen.largest)
+        self.cost = WatchedCost(InCompany(self._found, self._sharing), self._found.seen.largest)
         self._simulated: WatchedCost | None = None
 
     @property

@@ -64,6 +64,7 @@ class Cluster:
     host: Host = NO_HOST  # what passes outside of workers
     sharing: int = 1  # workers, in the order of their places, that share the cores of a machine
     slow_down: tuple[float, ...] = ()  # by how many of them are in a step; none = not at all
+    slow_down_large: tuple[float, ...] = ()  # of large steps; none = the same
     seed: int = 0
     written: Written | None = None  # what sequences answer; None = anything
     glides: bool = True  # steps that are alike are taken at once; the decisions are the same
@@ -198,7 +199,10 @@ class _World:
         self._places: list[WorkerId | None] = [None] * len(self._pool_of)
         self._num_started = 0  # workers, ever
         num_machines = -(-len(self._pool_of) // max(1, cluster.sharing))
-        self._cores = [SharedCores(cluster.slow_down, self.runtime) for _ in range(num_machines)]
+        self._cores = [
+            SharedCores(cluster.slow_down, self.runtime, slow_down_large=cluster.slow_down_large)
+            for _ in range(num_machines)
+        ]
 
     @property
     def is_over(self) -> bool:

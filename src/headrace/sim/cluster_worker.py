@@ -39,6 +39,7 @@ from headrace.core.base.request import Slo
 from headrace.core.base.types import NS_PER_MS, Ns, SeqId, WorkerId
 from headrace.core.base.worker import Role
 from headrace.core.config.schema import WorkerConfig
+from headrace.core.cost.calibration import Residuals
 from headrace.core.cost.fitted import FittedCostModel
 from headrace.core.cost.model import CostModel
 from headrace.core.engine.build import build_worker
@@ -56,8 +57,10 @@ from headrace.sim.cores import SharedCores
 from headrace.sim.engine import SimEngine, TokenTimes
 from headrace.sim.network import Network
 from headrace.sim.runtime import SimRuntime
-from headrace.sim.steps import ListedSteps, Written
+from headrace.sim.steps import ListedSteps, Uneven, Written
 from headrace.sim.tiers import Tier, Tiers, WorkerTiers, num_leading
+
+EVEN = Residuals()  # none: steps take what is predicted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +76,7 @@ class Pool:
     kv_block_bytes: int = 0  # of a block on its way to another worker
     publishes_kv: bool = True
     tiers: tuple[Tier, ...] = ()  # below the device's KV
+    residuals: Residuals = EVEN  # of steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,11 +166,17 @@ class SimWorker:
         self._front = front
         self._engine = SimEngine(
             build_worker(pool.config, pool.spec, pool.believed),
-            ListedSteps(pool.cost, pool.spec.vocab_size, seed=habits.seed, written=habits.written),
+            ListedSteps(
+                pool.cost,
+                pool.spec.vocab_size,
+                seed=habits.seed,
+                written=habits.written,
+                uneven=Uneven(pool.residuals, f"{habits.seed}/{name}") if pool.residuals else None,
+            ),
             Telemetry(Slo(), pool.believed),
             front.runtime,
             self,
-            glides=habits.glides,
+            glides=habits.glides and not pool.residuals,
             on_plan=partial(front.saw_plan, worker_id) if habits.shows_plans else None,
             cores=cores,
         )

@@ -172,7 +172,8 @@ class SimEngine:
     def _begin(self, at_ns: Ns) -> None:
         self._end, self._elapsed_ns = self._steps.outcome(self._started[0])
         if self._cores is not None:
-            self._cores.start(self, self._elapsed_ns, partial(self._shared_step_ends, at_ns))
+            end, num_tokens = partial(self._shared_step_ends, at_ns), self._started[0].num_tokens
+            self._cores.start(self, self._elapsed_ns, end, num_tokens)
             return
         self.busy_ns += self._elapsed_ns
         self._end_ns = Ns(at_ns + self._elapsed_ns)

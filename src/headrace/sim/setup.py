@@ -13,14 +13,14 @@ from headrace.core.base.request import Slo
 from headrace.core.base.worker import Role
 from headrace.core.config.cluster import ClusterConfig
 from headrace.core.config.schema import RouterConfig, SchedulerConfig, WorkerConfig
-from headrace.core.cost.calibration import Calibration, Host
+from headrace.core.cost.calibration import Calibration, Host, Residuals
 from headrace.core.cost.datasheet import DataSheetCostModel
 from headrace.core.cost.fitted import FittedCostModel, Link
 from headrace.core.cost.model import CostModel
 from headrace.core.workload.source import Source
 from headrace.plan.steps import kv_room_bytes
 from headrace.sim.cluster import NO_LIMITS, Cluster, random_deaths
-from headrace.sim.cluster_worker import Pool
+from headrace.sim.cluster_worker import EVEN, Pool
 from headrace.sim.watched import WatchedCost
 
 VOCAB = 1 << 15
@@ -41,6 +41,8 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     host: Host = Host()
     sharing: int = 1  # workers on the cores of one machine
     slow_down: tuple[float, ...] = ()  # by how many of them are in a step
+    slow_down_large: tuple[float, ...] = ()  # of large steps
+    residuals: Residuals = EVEN
     kv_link: Link | None = None
 
     @classmethod
@@ -88,6 +90,8 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
             host=found.host,
             sharing=sharing or found.num_workers,
             slow_down=found.slow_down,
+            slow_down_large=found.slow_down_large,
+            residuals=found.residuals,
             kv_link=found.kv_link,
         )
 
@@ -107,6 +111,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
             cost=self.cost,
             believed=self.believed,
             kv_block_bytes=self.kv_block_bytes,
+            residuals=self.residuals,
         )
 
 
@@ -182,6 +187,7 @@ def build_cluster(
         host=device.host,
         sharing=device.sharing,
         slow_down=device.slow_down,
+        slow_down_large=device.slow_down_large,
         seed=seed,
     )
     link = device.kv_link or link

@@ -8,7 +8,8 @@ from typing import Final
 from headrace.adapters.executors.sim import StepOutcome, lost_step
 from headrace.core.base.events import StepDone
 from headrace.core.base.plan import SeqResult, SeqStep, StepPlan, StepResult
-from headrace.core.base.types import Ns, SeqId
+from headrace.core.base.types import Ns, SeqId, StepId
+from headrace.core.cost.calibration import Residuals
 from headrace.core.cost.model import CostModel, StepShape
 
 Written = Callable[[SeqId, int, int], tuple[int, ...]]
@@ -37,13 +38,19 @@ class ListedSteps:
         *,
         seed: int = 0,
         written: Written | None = None,
+        uneven: "Uneven | None" = None,
     ) -> None:
+        """Those that are `uneven` may not be taken many at once: each takes its own time."""
         self._cost = cost
+        self._uneven = uneven
         self._tokens = _listed(vocab_size, seed)
         self._written = written
 
     def outcome(self, plan: StepPlan) -> StepOutcome:
-        elapsed_ns = self.elapsed_ns(StepShape.of(plan))
+        shape = StepShape.of(plan)
+        elapsed_ns = self.elapsed_ns(shape)
+        if self._uneven is not None:
+            elapsed_ns = Ns(max(1, round(elapsed_ns * self._uneven.factor(plan.step_id, shape))))
         seqs = tuple(self._result(seq) for seq in plan.seqs)
         return StepDone(StepResult(plan.step_id, seqs, elapsed_ns)), elapsed_ns
 
@@ -65,3 +72,26 @@ class ListedSteps:
             return SeqResult(seq.seq_id)
         position = seq.sample.position
         return SeqResult(seq.seq_id, self.tokens(seq.seq_id, position, position + 1))
+
+
+class Uneven:
+    """How much longer or shorter than predicted a worker's steps take: runs of residuals that were
+    measured one after another, drawn with replacement (Künsch's block bootstrap), so that steps are
+    held up in a row as they were. A pure function of the seed and the step.
+    """
+
+    def __init__(self, residuals: Residuals, seed: str) -> None:
+        self._residuals = residuals
+        self._seed = seed
+        self._run = -1
+        self._draw = 0.0
+
+    def factor(self, step_id: StepId, shape: StepShape) -> float:
+        ratios, size = self._residuals.of(shape), self._residuals.run_steps
+        if not ratios:
+            return 1.0
+        run, place = divmod(step_id, size)
+        if run != self._run:
+            self._run, self._draw = run, Random(f"{self._seed}/{run}").random()
+        begin = int(self._draw * (len(ratios) // size)) * size
+        return ratios[(begin + place) % len(ratios)]

@@ -19,7 +19,7 @@ from headrace.core.cost.fitted import FittedCostModel, Link
 from headrace.core.telemetry.fold import merge_slo
 from headrace.core.workload.recording import PoolFacts, Recording
 from headrace.sim.cluster import KV_LINK, Cluster, simulate_cluster
-from headrace.sim.cluster_worker import Pool
+from headrace.sim.cluster_worker import EVEN, Pool
 from headrace.sim.outcomes import Outcomes
 from headrace.sim.tiers import Tier
 from headrace.sim.traffic import VOCAB, RecordedSource
@@ -122,6 +122,7 @@ def build_trial(recording: Recording, trial: Trial, source: RecordedSource) -> C
         host=Host(request=machine.host.server),
         sharing=trial.sharing or machine.num_workers,
         slow_down=machine.slow_down,
+        slow_down_large=machine.slow_down_large,
     )
 
 
@@ -185,6 +186,7 @@ def _pool(facts: PoolFacts, role: Role, num_workers: int, trial: Trial) -> Pool:
         kv_block_bytes=facts.kv_block_bytes or int(_has_copies(machine)),
         publishes_kv=facts.config.kv.prefix_cache,
         tiers=_tiers(facts, changes),
+        residuals=EVEN if machine is None else machine.residuals,
     )
 
 

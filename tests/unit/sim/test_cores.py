@@ -48,3 +48,15 @@ def test_more_than_were_measured_share_what_those_had() -> None:
 def test_a_worker_that_stops_leaves_its_cores_to_others() -> None:
     ends = run((1.0, 2.0), [(0, "a", 1000), (0, "b", 5000)], stop=(1000, "b"))
     assert ends == {"a": 1500}
+
+
+def test_large_steps_slow_down_by_figures_of_their_own() -> None:
+    runtime, ends = SimRuntime(), dict[str, int]()
+    cores = SharedCores((1.0, 1.5), runtime, slow_down_large=(1.0, 2.0))
+    for name, num_tokens in (("small", 15), ("large", 16)):
+        cores.start(
+            name, Ns(600), partial(lambda n: ends.update({n: runtime.now}), name), num_tokens
+        )
+    runtime.run(max_calls=100)
+    # The small one is done after 900, by when the large one has 450 behind it; then it is alone.
+    assert ends == {"small": 900, "large": 900 + 150}

@@ -57,7 +57,7 @@ def measure_all(
             compare(
                 case.name,
                 [Served.of_answer(answer) for part in session.parts for answer in part],
-                [Served.of_record(one) for one in said.records],
+                [[Served.of_record(one) for one in run] for run in said.runs],
                 load_average=session.load_average,
                 slowness=said.slowness,
             )

@@ -3,7 +3,7 @@
 Decides what is compared and when it is near enough; refuses to know where requests were served.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean
 from typing import Final
 
@@ -78,6 +78,17 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
             e2e_ms_p99=e2e[1],
         )
 
+    @classmethod
+    def folded(
+        cls, fold: Callable[[Iterable[float]], float], several: Sequence["Figures"]
+    ) -> "Figures":
+        return cls(
+            **{
+                name: fold([getattr(one, name) for one in several])
+                for name in cls.__struct_fields__
+            }
+        )
+
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
     case: str
@@ -85,7 +96,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     load_average: float  # of the machine, before
     slowness: list[float]  # of each piece of the calibration, relative to all of them
     live: Figures
-    simulated: Figures
+    simulated: Figures  # means over seeds
+    simulated_low: Figures  # each the least of a seed
+    simulated_high: Figures
     errors: dict[str, float]  # simulated over live, minus 1
     missed: tuple[str, ...]  # of these, beyond the limits
 
@@ -93,12 +106,14 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 def compare(
     name: str,
     live: Sequence[Served],
-    sim: Sequence[Served],
+    sim: Sequence[Sequence[Served]],
     *,
     load_average: float = 0.0,
     slowness: Sequence[float] = (),
 ) -> Row:
-    seen, said = Figures.of(live), Figures.of(sim)
+    """`sim` holds the same requests as often as there were seeds."""
+    seen, runs = Figures.of(live), [Figures.of(one) for one in sim]
+    said = Figures.folded(fmean, runs)
     errors = {
         figure: getattr(said, figure) / getattr(seen, figure) - 1.0
         for figure in Figures.__struct_fields__
@@ -115,6 +130,8 @@ def compare(
         slowness=list(slowness),
         live=seen,
         simulated=said,
+        simulated_low=Figures.folded(min, runs),
+        simulated_high=Figures.folded(max, runs),
         errors=errors,
         missed=missed,
     )

@@ -30,6 +30,7 @@ from headrace.sim.cluster_worker import Pool
 
 # Of virtual time: when the server is warmed up, and when the first piece begins.
 WARM_UP_S, BEGIN_S = 1.0, 20.0
+NUM_SEEDS: Final = 5
 PATIENCE_NS: Final = NS_PER_S  # behind the last word to a client, for the last step to be logged
 
 Sent = tuple[Answer, Sequence[int]]
@@ -39,7 +40,7 @@ Sent = tuple[Answer, Sequence[int]]
 class Simulated(msgspec.Struct, frozen=True, kw_only=True):
     """A case's load as simulated, and what it was simulated with."""
 
-    records: list[RequestRecord]
+    runs: list[list[RequestRecord]]  # by seeds, which draw how long single steps take
     calibration: Calibration  # of all pieces together
     slowness: list[float]  # of each piece, relative to all of them
 
@@ -61,19 +62,20 @@ def simulate_session(
         num_workers=case.num_workers,
         source="the pieces around the parts of a load",
     )
-    slow = [slowness(one.steps, calibration.steps, calibration.slow_down) for one in windows]
+    slow_downs = calibration.slow_down, calibration.slow_down_large
+    slow = [slowness(one.steps, calibration.steps, *slow_downs) for one in windows]
     sent: list[Sent] = []
-    records: list[RequestRecord] = []
+    runs: list[list[RequestRecord]] = [[] for _ in range(NUM_SEEDS)]
     for place, answers in enumerate(session.parts):
         sent += zip(session.pieces[place], pieces[place], strict=True)
         first = len(sent)
         sent += zip(answers, parts[place], strict=True)
         speed = (slow[place] + slow[place + 1]) / 2
         steps = calibration.steps.slower(speed)
-        records += run_simulated(
-            case, msgspec.structs.replace(calibration, steps=steps), sent, first
-        )
-    return Simulated(records=records, calibration=calibration, slowness=slow)
+        slowed = msgspec.structs.replace(calibration, steps=steps)
+        for seed, records in enumerate(runs):
+            records += run_simulated(case, slowed, sent, first, seed)
+    return Simulated(runs=runs, calibration=calibration, slowness=slow)
 
 
 def _within(times: LoggedTimes, answers: Sequence[Answer]) -> LoggedTimes:
@@ -83,7 +85,7 @@ def _within(times: LoggedTimes, answers: Sequence[Answer]) -> LoggedTimes:
 
 
 def run_simulated(
-    case: Case, calibration: Calibration, sent: Sequence[Sent], first: int
+    case: Case, calibration: Calibration, sent: Sequence[Sent], first: int, seed: int = 0
 ) -> list[RequestRecord]:
     """The requests at the moments at which they were really sent, after the same warm-up: engines
     learn from it how large their steps may be. Records of those from place `first` on.
@@ -105,7 +107,7 @@ def run_simulated(
             [*_warm_up(calibration.spec.vocab_size), *sorted(asked)]
         )
     ]
-    records = simulate_cluster(cluster_of(case, calibration, specs)).records
+    records = simulate_cluster(cluster_of(case, calibration, specs, seed)).records
     return [record for record in records if record.request_id and int(record.request_id) >= first]
 
 
@@ -123,7 +125,9 @@ def _warm_up(vocab_size: int) -> list[tuple[int, Sequence[int], int, str]]:
     ]
 
 
-def cluster_of(case: Case, calibration: Calibration, specs: Sequence[SeqSpec]) -> Cluster:
+def cluster_of(
+    case: Case, calibration: Calibration, specs: Sequence[SeqSpec], seed: int
+) -> Cluster:
     roles = ((case.mixed, Role.MIXED), (case.prefill, Role.PREFILL), (case.decode, Role.DECODE))
     pools = [
         Pool(
@@ -134,6 +138,7 @@ def cluster_of(case: Case, calibration: Calibration, specs: Sequence[SeqSpec]) -
             cost=calibration.steps,
             believed=calibration.believed,
             kv_block_bytes=int(calibration.kv_link is not None),
+            residuals=calibration.residuals,
         )
         for number, role in roles
         if number
@@ -149,5 +154,7 @@ def cluster_of(case: Case, calibration: Calibration, specs: Sequence[SeqSpec]) -
         host=calibration.host,
         sharing=case.num_workers,
         slow_down=calibration.slow_down,
+        slow_down_large=calibration.slow_down_large,
+        seed=seed,
     )
     return cluster if calibration.kv_link is None else replace(cluster, link=calibration.kv_link)

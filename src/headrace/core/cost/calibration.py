@@ -26,6 +26,8 @@ from headrace.core.cost.limits import (
 from headrace.core.cost.model import StepShape
 
 FORMAT: Final = "hrcost1"
+MAX_RESIDUALS: Final = 4096  # of a kind, in a file
+LARGE_STEP_TOKENS: Final = 16  # from here on a step keeps all cores busy, and has to share them all
 
 
 class Line(msgspec.Struct, frozen=True):
@@ -69,6 +71,23 @@ class SeenShapes(msgspec.Struct, frozen=True):
     num_workers: int  # in a step at the same time
 
 
+class Residuals(msgspec.Struct, frozen=True, kw_only=True):
+    """How many times as long as predicted steps took, in runs of neighbours: the system holds up
+    several in a row. Each list has a mean of 1.
+    """
+
+    run_steps: int = 1  # of each run; the lists are whole runs, one after another
+    decode: tuple[float, ...] = ()  # of steps that only decode
+    mixed: tuple[float, ...] = ()  # of all others
+
+    def __bool__(self) -> bool:
+        return bool(self.decode or self.mixed)
+
+    def of(self, shape: StepShape) -> tuple[float, ...]:
+        """Those of its kind; none = it takes what is predicted."""
+        return self.mixed if shape.num_tokens > shape.num_seqs else self.decode
+
+
 class HeldOut(msgspec.Struct, frozen=True, kw_only=True):
     """Relative errors of steps that the fit had not seen."""
 
@@ -93,15 +112,21 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     believed: FittedCostModel  # what workers knew of themselves at the start
     host_share: float  # of steps' time outside the executor
     host: Host
-    slow_down: tuple[float, ...]  # by how many workers are in a step; the first is 1
+    # By how many workers are in a step; the first is 1. Of large steps, where it is another.
+    slow_down: tuple[float, ...]
+    slow_down_large: tuple[float, ...] = ()
     kv_link: Link | None = None  # of KV, by blocks; None = too few copies were seen
     seen: SeenShapes
     held_out: HeldOut
+    residuals: Residuals = Residuals()
 
     def __post_init__(self) -> None:
         if self.format != FORMAT:
             raise ValueError(f"format is {self.format!r}, expected {FORMAT!r}")
-        if not self.slow_down or any(not 0.01 <= one <= 1000.0 for one in self.slow_down):
+        slow_downs = (*self.slow_down, *self.slow_down_large)
+        if self.slow_down_large and len(self.slow_down_large) != len(self.slow_down):
+            raise ValueError("slow_down_large must have as many figures as slow_down")
+        if not self.slow_down or any(not 0.01 <= one <= 1000.0 for one in slow_downs):
             raise ValueError("slow_down must have figures between 0.01 and 1000")
         if fault := self._fault():
             raise ValueError(fault)
@@ -124,4 +149,14 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             or outside("p95 of errors", self.held_out.p95, 0.0, 1e9)
             or outside("bias", self.held_out.bias, -1.0, 1e9)
             or outside("host_share", self.host_share, 0.0, 1.0)
+            or outside("run_steps of residuals", self.residuals.run_steps, 1, MAX_RESIDUALS)
+            or _fault_of_residuals(self.residuals.decode)
+            or _fault_of_residuals(self.residuals.mixed)
         )
+
+
+def _fault_of_residuals(ratios: Sequence[float]) -> str:
+    faults = (outside("a residual", ratio, 0.001, 1000.0) for ratio in ratios)
+    return outside("number of residuals", len(ratios), 0, MAX_RESIDUALS) or next(
+        filter(None, faults), ""
+    )

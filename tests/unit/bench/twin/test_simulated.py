@@ -9,7 +9,7 @@ from headrace.bench.client import Answer
 from headrace.bench.twin.__main__ import main
 from headrace.bench.twin.cases import CASES, Case
 from headrace.bench.twin.session import ANSWERS, Session, recorded
-from headrace.bench.twin.simulated import run_simulated, simulate_session
+from headrace.bench.twin.simulated import NUM_SEEDS, run_simulated, simulate_session
 from headrace.core.base.errors import ConfigError
 from headrace.core.base.types import NS_PER_S, Ns
 from headrace.core.cost.contention import TimedStep
@@ -63,8 +63,8 @@ def test_a_part_is_as_fast_as_the_pieces_around_it(tmp_path: Path) -> None:
     found = simulate_session(CASES[0], session, times, prompts, asked)
     first, *others = found.slowness
     assert others == pytest.approx([2 * first] * 3, rel=1e-3)
-    assert len(found.records) == 15
-    tpots = [one.tpot_ns or 0.0 for one in found.records]
+    assert [len(one) for one in found.runs] == [15] * NUM_SEEDS
+    tpots = [one.tpot_ns or 0.0 for one in found.runs[0]]
     assert sum(tpots[10:]) / sum(tpots[:5]) == pytest.approx(2.0 / 1.5, rel=0.1)
 
 

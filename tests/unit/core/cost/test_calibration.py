@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from headrace.core.cost.calibration import Host, Line
+from headrace.core.cost.calibration import Host, Line, Residuals
 from headrace.core.cost.model import StepShape
 from support.calibrations import calibration_of
 
@@ -48,6 +48,10 @@ def test_what_lies_beyond_is_told_with_both_figures() -> None:
         ("slow_down", (), "slow_down"),
         ("slow_down", (1.0, float("nan")), "slow_down"),
         ("slow_down", (1.0, 0.0), "slow_down"),
+        ("slow_down_large", (1.0, 2.0, 3.0), "slow_down_large"),
+        ("residuals", Residuals(decode=(1.0, float("nan"))), "a residual is nan"),
+        ("residuals", Residuals(mixed=(0.0,)), "a residual is 0"),
+        ("residuals", Residuals(run_steps=0), "run_steps"),
         ("host", Host(token_ns=-1.0), "host"),
         ("host", Host(request=Line(float("inf"), 0.0)), "host"),
         ("num_workers", 0, "num_workers"),

@@ -2,6 +2,7 @@
 
 from functools import partial
 from random import Random
+from statistics import fmean, pstdev
 
 import pytest
 
@@ -21,7 +22,7 @@ TRUTH = FittedCostModel(
     attention_pair_ns=800.0,
     kv_token_ns=2000.0,
 )
-SLOW_DOWN = (1.0, 1.6, 2.3)
+SLOW_DOWN, SLOW_DOWN_LARGE = (1.0, 1.6, 2.3), (1.0, 1.9, 2.8)
 
 
 def shape_of(rng: Random) -> StepShape:
@@ -39,13 +40,13 @@ def shape_of(rng: Random) -> StepShape:
 def work(num_workers: int, noise: float, num_steps: int) -> list[TimedStep]:
     """Workers that are in a step, or pause, on cores that they share."""
     rng, runtime = Random(1), SimRuntime()
-    cores = SharedCores(SLOW_DOWN, runtime)
+    cores = SharedCores(SLOW_DOWN, runtime, slow_down_large=SLOW_DOWN_LARGE)
     done: list[TimedStep] = []
 
     def begin(worker: int) -> None:
         shape = shape_of(rng)
         work_ns = Ns(round(TRUTH.step_ns(shape) * max(0.3, rng.gauss(1.0, noise))))
-        cores.start(worker, work_ns, partial(end, worker, shape, runtime.now))
+        cores.start(worker, work_ns, partial(end, worker, shape, runtime.now), shape.num_tokens)
 
     def end(worker: int, shape: StepShape, begin_ns: Ns) -> None:
         took_ns = runtime.now - begin_ns
@@ -85,6 +86,8 @@ def test_costs_and_slow_down_are_found_under_noise(num_workers: int) -> None:
     for shape in common_shapes():
         assert found.cost.step_ns(shape) == pytest.approx(TRUTH.step_ns(shape), rel=0.08)
     assert found.slow_down == pytest.approx(SLOW_DOWN[:num_workers], rel=0.08)
+    large = pytest.approx(SLOW_DOWN_LARGE[:num_workers], rel=0.08)
+    assert found.slow_down_large == large
     assert found.host_share == pytest.approx(0.03, abs=0.002)
     # The noise itself, no more, and no side is favoured.
     assert 0.08 < found.held_out.mean < 0.17
@@ -93,6 +96,17 @@ def test_costs_and_slow_down_are_found_under_noise(num_workers: int) -> None:
     assert found.held_out.num_steps == -(-len(steps) // 5)
     assert found.seen.largest.num_tokens == max(step.shape.num_tokens for step in steps)
     assert found.seen.num_workers == num_workers
+
+
+def test_residuals_are_the_noise_with_a_mean_of_one() -> None:
+    found = fit_steps(work(2, noise=0.15, num_steps=1000)).residuals
+    for ratios in (found.decode, found.mixed):
+        assert len(ratios) > 200
+        assert len(ratios) % found.run_steps == 0
+        assert fmean(ratios) == pytest.approx(1.0, abs=1e-3)
+        assert 0.12 < pstdev(ratios) < 0.2
+    quiet = fit_steps(work(1, noise=0.0, num_steps=60)).residuals
+    assert pstdev([*quiet.decode, *quiet.mixed, 1.0]) < 0.03
 
 
 def test_company_is_counted_by_time() -> None:
