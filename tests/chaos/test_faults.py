@@ -66,7 +66,25 @@ def jump():
 time.time = jump
 time.time_ns = lambda: int(jump() * 1e9)
 """
-OLD = "import headrace.cluster.worker as worker\nworker.PROTOCOL = 1\n"
+# Workers of other versions; the later one's hello is built otherwise.
+OLD = """
+from functools import partial
+from headrace.cluster import remote, wire, worker
+wire.PROTOCOL = worker.PROTOCOL = 1
+remote.Hello = partial(wire.Hello, protocol=1)
+"""
+LATER = """
+import msgspec
+from headrace.cluster import remote, wire, worker
+wire.PROTOCOL = worker.PROTOCOL = 1000
+class Hello(msgspec.Struct, tag="Hello"):
+    name: str
+    role: str
+    protocol: int = 1000
+    ticket: None = None
+    kinds: tuple[str, ...] = ("a", "b")
+remote.Hello = Hello
+"""
 
 
 @pytest.fixture
@@ -156,14 +174,17 @@ def test_clocks_of_other_machines_mean_nothing(config: Config, port: int, stack:
 
 
 def test_another_version_is_refused_and_says_why(
-    config: Config, port: int, stack: ExitStack
+    config: Config, port: int, stack: ExitStack, caplog: pytest.LogCaptureFixture
 ) -> None:
     stack.enter_context(remote_worker(port))
     cluster = booted(config, stack, num_workers=1)
-    old = stack.enter_context(remote_worker(port, name="old", before=OLD))
-    assert old.wait(60) != 0
-    assert old.stderr is not None
-    assert f"the front end speaks protocol {PROTOCOL}, this worker 1" in old.stderr.read()
+    for protocol, version in ((1, OLD), (1000, LATER)):
+        other = stack.enter_context(remote_worker(port, before=version))
+        assert other.wait(60) != 0
+        assert other.stderr is not None
+        fault = f"the front end speaks protocol {PROTOCOL}, this worker {protocol}"
+        assert fault in other.stderr.read()
+        assert f"it speaks protocol {protocol}, not {PROTOCOL}" in caplog.text
     asked = requests(2)
     assert answers(cluster.text_engine, asked) == undisturbed(config, asked)
     assert num_ready(cluster) == 1

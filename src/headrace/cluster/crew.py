@@ -110,6 +110,8 @@ class Crew:
                 self._hear(slot, message)
         except EOFError:
             self._give_up(slot, Cause.ENDED, ENDED)
+        except wire.OtherProtocol as error:
+            self._turn_away(slot, Cause.MISFIT, error.message)
         except TransferError as error:
             self._give_up(slot, Cause.CONNECTION, str(error))
 
@@ -306,8 +308,6 @@ class Crew:
         if not others and self.start.done():
             others = self.start.result()
         other = others[0] if others else None
-        if ready.protocol != wire.PROTOCOL:
-            return f"it speaks protocol {ready.protocol}, not {wire.PROTOCOL}"
         if other is not None and other.kind != ready.kind:
             return f"it serves {ready.kind}, the others {other.kind}"
         return ""

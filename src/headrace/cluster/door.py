@@ -11,9 +11,10 @@ from typing import Final
 
 from headrace.adapters.handshake import GREETING_BYTES, greeting, stream_secret
 from headrace.cluster.process import RemoteProcess
-from headrace.cluster.wire import Hello
+from headrace.cluster.wire import Configure, Hello, OtherProtocol
 from headrace.core.base.errors import TransferError
 from headrace.core.base.types import NS_PER_S, Ns
+from headrace.core.config.schema import Config
 
 _log = logging.getLogger(__name__)
 
@@ -58,6 +59,11 @@ class Guest:
         if len(messages) > 1 or not isinstance(messages[0], Hello):
             raise TransferError("a worker has to say hello, and then to listen")
         return self._process, messages[0]
+
+    def refuse(self) -> None:
+        """To a worker of another version: it reads why in the stamp of a configuration."""
+        assert self._process is not None
+        self._process.send(Configure(config=Config()))
 
     def close(self) -> None:
         self._stream.close()
@@ -111,13 +117,17 @@ class Door:
             worker = guest.listen(self._secret)
         except BlockingIOError:
             return None
+        except OtherProtocol as error:
+            _log.warning("a worker of another version is refused: %s", error.message)
+            guest.refuse()
+            self._show_out(guest)
+            return None
         except (EOFError, TransferError, OSError) as error:
             _log.warning(
                 "somebody who is no worker has come (or one with another secret): %s",
                 str(error) or "gone",
             )
-            self._guests.remove(guest)
-            guest.close()
+            self._show_out(guest)
             return None
         if worker is not None:
             self._guests.remove(guest)
@@ -127,8 +137,11 @@ class Door:
         """Those who have had long enough."""
         now_s = time.monotonic()
         for guest in [guest for guest in self._guests if guest.until_s < now_s]:
-            self._guests.remove(guest)
-            guest.close()
+            self._show_out(guest)
+
+    def _show_out(self, guest: Guest) -> None:
+        self._guests.remove(guest)
+        guest.close()
 
     def close(self) -> None:
         self._listener.close()

@@ -5,6 +5,7 @@ beside `sent_ns`: two machines' clocks have nothing in common but their pace.
 """
 
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from itertools import islice
 from typing import Annotated, Final, TypeAlias, TypeVar
 
@@ -256,25 +257,50 @@ def load_of(stats: EngineStats) -> WorkerLoad:
     )
 
 
+class OtherProtocol(TransferError):
+    """Whoever says this is of another version. Nothing of it has been read but that."""
+
+    def __init__(self, protocol: int) -> None:
+        super().__init__(f"it speaks protocol {protocol}, not {PROTOCOL}")
+        self.protocol = protocol
+
+
+class _Stamp(msgspec.Struct):
+    """What a first message of any version has, whatever else may change."""
+
+    protocol: int
+
+
 Message = TypeVar("Message")
 
 encode = msgspec.msgpack.Encoder().encode
 _to_worker: Final = msgspec.msgpack.Decoder(ToWorker)
 _from_worker: Final = msgspec.msgpack.Decoder(FromWorker)
+_stamp: Final = msgspec.msgpack.Decoder(_Stamp)
 
 
 def decode_to_worker(payload: bytes) -> ToWorker:
-    """TransferError for anything else."""
+    """TransferError for anything else, OtherProtocol for another version's."""
     return _decode(_to_worker, payload)
 
 
 def decode_from_worker(payload: bytes) -> FromWorker:
-    """TransferError for anything else."""
+    """TransferError for anything else, OtherProtocol for another version's."""
     return _decode(_from_worker, payload)
 
 
 def _decode(decoder: "msgspec.msgpack.Decoder[Message]", payload: bytes) -> Message:
     try:
-        return decoder.decode(payload)
+        message = decoder.decode(payload)
     except msgspec.DecodeError as error:
+        with suppress(msgspec.DecodeError):
+            _check_protocol(_stamp.decode(payload).protocol)
         raise TransferError(f"a message that is none of ours: {error}") from error
+    if isinstance(message, Configure | Hello | Ready):
+        _check_protocol(message.protocol)
+    return message
+
+
+def _check_protocol(protocol: int) -> None:
+    if protocol != PROTOCOL:
+        raise OtherProtocol(protocol)

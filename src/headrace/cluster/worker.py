@@ -18,7 +18,7 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 
 from headrace.cluster.shared import Member, Occupied, SharedEngine
-from headrace.cluster.wire import PROTOCOL, Beat, Configure, ToWorker, Unfit
+from headrace.cluster.wire import PROTOCOL, Beat, Configure, OtherProtocol, ToWorker, Unfit
 from headrace.cluster.worker_line import WorkerLine
 from headrace.core.base.errors import ConfigError, TransferError
 from headrace.live.boot import AsWorker
@@ -80,16 +80,17 @@ class Service:
 
     def _configuration(self) -> tuple[Configure, list[ToWorker]]:
         """The first message, and what came with it."""
-        while not (messages := self._line.receive()):
-            pass
+        try:
+            while not (messages := self._line.receive()):
+                pass
+        except OtherProtocol as error:
+            raise ConfigError(
+                f"the front end speaks protocol {error.protocol}, this worker {PROTOCOL}",
+                hint="run the same version of headrace on all machines",
+            ) from error
         first, *rest = messages
         if not isinstance(first, Configure):
             raise TransferError("a worker must be configured first")
-        if first.protocol != PROTOCOL:
-            raise ConfigError(
-                f"the front end speaks protocol {first.protocol}, this worker {PROTOCOL}",
-                hint="run the same version of headrace on all machines",
-            )
         if self._is_leased:
             self._lease_s = LEASE_TIMEOUTS * first.config.cluster.silence_timeout_s
         return first, rest

@@ -21,6 +21,8 @@ from headrace.cluster.wire import (
     Renew,
     SendSnapshot,
     Snapshot,
+    decode_from_worker,
+    encode,
 )
 from headrace.core.base.types import NS_PER_S, Ns
 from headrace.core.config.cluster import ClusterConfig
@@ -44,7 +46,7 @@ class Voice(FakeProcess):
 
     def receive(self) -> list[FromWorker]:
         words, self.words = self.words, []
-        return words
+        return [decode_from_worker(encode(word)) for word in words]
 
     def fileno(self) -> int:
         return -1

@@ -6,15 +6,30 @@ import struct
 from collections.abc import Iterator
 from contextlib import closing, suppress
 
+import msgspec
 import pytest
 
-from headrace.adapters.frames import MAX_FRAME_BYTES, FrameWriter, direction_key
+from headrace.adapters.frames import (
+    MAX_FRAME_BYTES,
+    FrameReader,
+    FrameWriter,
+    direction_key,
+)
 from headrace.adapters.handshake import GREETING_BYTES, greeting, read_secret, stream_secret
 from headrace.cluster.door import MAX_GUESTS, MAX_HELLO_BYTES, REST_NS, Door
 from headrace.cluster.process import RemoteProcess
 from headrace.cluster.remote import address_of
 from headrace.cluster.switchboard import Switchboard
-from headrace.cluster.wire import FROM_WORKER, Beat, FromWorker, Hello, encode
+from headrace.cluster.wire import (
+    FROM_WORKER,
+    TO_WORKER,
+    Beat,
+    Configure,
+    FromWorker,
+    Hello,
+    decode_to_worker,
+    encode,
+)
 from headrace.core.base.errors import ConfigError
 from headrace.core.base.types import Ns
 from headrace.core.base.worker import Role
@@ -88,6 +103,19 @@ def test_others_are_shown_out(
     with call(door) as stream:
         assert says(door, stream, introduce(door, stream, secret, *messages)) is None
         assert not list(door)
+
+
+def test_another_versions_worker_is_told_which_one_this_is(door: Door) -> None:
+    """Whatever else its hello has: it reads the stamp of what it is sent, and comes no more."""
+    with call(door) as stream:
+        theirs, ours = stream.recv(GREETING_BYTES), greeting()
+        secret = stream_secret(SECRET, theirs, ours)
+        hello = msgspec.msgpack.encode({"type": "Hello", "protocol": 1 << 20, "called": ["box"]})
+        writer = FrameWriter(direction_key(secret, FROM_WORKER))
+        assert says(door, stream, ours + writer.frame(hello)) is None
+        assert not list(door)
+        (payload,) = FrameReader(direction_key(secret, TO_WORKER)).feed(stream.recv(1 << 16))
+    assert isinstance(decode_to_worker(payload), Configure)
 
 
 def test_so_is_whoever_says_what_another_one_said(door: Door) -> None:
