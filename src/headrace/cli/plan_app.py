@@ -220,7 +220,10 @@ def routing(
             show_default=False,
         ),
     ] = False,
-    workers: Annotated[int, Parameter(help="workers")] = 4,
+    workers: Annotated[
+        int | None,
+        Parameter(help="none = 4, or as many as were calibrated", show_default=False),
+    ] = None,
     counted: CountedFlags | None = None,
     simulated: PolicyFlags | None = None,
     traffic: TrafficFlags | None = None,

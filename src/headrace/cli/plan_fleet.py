@@ -9,6 +9,7 @@ from rich.table import Table
 
 from headrace.cli.output import report_note
 from headrace.cli.plan_answer import check_plot, give, right_aligned
+from headrace.cli.plan_calibrated import calibrated_kinds, calibrated_provenance
 from headrace.cli.plan_flags import AnswerFlags
 from headrace.cli.plan_fleet_flags import (
     DEFAULT_GPUS,
@@ -22,20 +23,22 @@ from headrace.cli.sim import limits, read_trace
 from headrace.core.base.errors import ConfigError
 from headrace.core.base.request import Slo
 from headrace.core.cost.datasheet import DataSheetCostModel
-from headrace.core.cost.hardware import Accelerator
+from headrace.core.cost.hardware import Accelerator, Layout, ModelShape
 from headrace.core.workload.profiles import CHAT, profile_named
 from headrace.plan.engines import Engine, Provenance
-from headrace.plan.fleet import every_layout, every_shape
+from headrace.plan.fleet import Kind, Shape, every_layout, every_shape
 from headrace.plan.picture import Chart, Line, Mark
 from headrace.plan.presets import Presets, find, presets_with
 from headrace.plan.queueing import CHUNKED, PREFILL_FIRST, SPLIT
 from headrace.sim.fleet import FleetQuestion, search_fleet
 from headrace.sim.fleet_answer import FleetAnswer, FleetRow, WorkerRow
+from headrace.sim.fleet_machine import CalibratedKind
 from headrace.sim.fleet_trial import Interval, Traffic
 
 USUAL_LOAD_PER_S: Final = 10.0
 MIN_REQUESTS: Final = 10  # fewer say nothing
 USUAL_REQUESTS: Final = 400
+USUAL_STEP_TOKENS: Final = 2048
 USUAL_WIDTHS: Final = (1, 2, 4, 8)
 MODES: Final = {"chunked": CHUNKED, "prefill-first": PREFILL_FIRST, "disaggregated": SPLIT}
 MAX_SEEDS: Final = 30
@@ -45,14 +48,25 @@ def fleet(
     traffic_flags: TrafficFlags, search: SearchFlags, worker: WorkerFlags, answer: AnswerFlags
 ) -> int:
     check_plot(answer)
-    engine = Engine.named(worker.engine)
     traffic = traffic_of(traffic_flags)
-    costs = costs_of(search.gpu or DEFAULT_GPUS, search.price, worker, engine)
-    question = question_of(search, worker, traffic, costs)
+    engine, costs = Engine.named(worker.engine), list[DataSheetCostModel]()
+    machines = list[CalibratedKind]()
+    if search.cost:
+        check_machines(search)
+        machines = calibrated_kinds(search.cost, search.price, worker)
+        shapes = [Shape(decode=kind, mode=mode) for kind in machines for mode in modes_of(search)]
+    else:
+        costs = costs_of(search.gpu or DEFAULT_GPUS, search.price, worker, engine)
+        shapes = shapes_of(search, costs)
+    question = question_of(search, worker, traffic, shapes)
     check_range("--time-budget-s", search.time_budget_s, 1.0, 1e6)
     deadline_s = time.monotonic() + search.time_budget_s
     found = search_fleet(question, report_note, lambda: time.monotonic() > deadline_s)
-    provenance = provenance_of(engine, costs, question, found)
+    provenance = (
+        calibrated_provenance(machines)
+        if machines
+        else provenance_of(engine, costs, question, found)
+    )
     warnings = warnings_of(found, search.time_budget_s)
     figures = {
         **msgspec.to_builtins(found),
@@ -157,33 +171,64 @@ def price_of(words: str, presets: Presets) -> tuple[str, float]:
     return presets.accelerator(name).name, usd
 
 
-def question_of(
-    search: SearchFlags, worker: WorkerFlags, traffic: Traffic, costs: Sequence[DataSheetCostModel]
-) -> FleetQuestion:
-    check_range("--attainment", search.attainment, 0.01, 1.0)
-    check_range("--seeds", search.seeds, 1, MAX_SEEDS)
-    check_range("--max-gpus", search.max_gpus, 1, 4096)
-    check_worker(worker)
+def check_machines(search: SearchFlags) -> None:
+    for name in ("gpu", "tp", "pp", "ep"):
+        if getattr(search, name):
+            raise ConfigError(
+                f"--cost FILE says what runs already, and --{name} too", hint="leave one out"
+            )
+
+
+def modes_of(search: SearchFlags) -> list[str]:
+    return [find("split", name, MODES) for name in search.split] or list(MODES.values())
+
+
+def shapes_of(search: SearchFlags, costs: Sequence[DataSheetCostModel]) -> list[Shape]:
+    """Raises ConfigError for layouts of which none can be."""
     for name in ("tp", "pp", "ep"):
         for size in getattr(search, name):
             check_range(f"--{name}", size, 1, 1024)
-    check_range("--pairs", search.pairs, 0, 1000)
     layouts = tuple(every_layout(search.tp or USUAL_WIDTHS, search.pp or (1,), search.ep or (1,)))
     if not layouts:
         raise ConfigError(
             f"--ep {search.ep} holds no multiple of --tp {search.tp}",
             hint="ranks that share experts are whole replicas of attention",
         )
-    modes = [find("split", name, MODES) for name in search.split] or list(MODES.values())
+    check_layouts(search, layouts, costs[0].model)
+    return list(every_shape(costs, layouts, modes_of(search)))
+
+
+def check_layouts(search: SearchFlags, layouts: Sequence[Layout], model: ModelShape) -> None:
+    """Raises ConfigError for a size that was asked for and is in no layout that can be."""
+    faults = [(layout, model.layout_fault(layout)) for layout in layouts]
+    for name in ("tp", "pp", "ep"):
+        for size in getattr(search, name):
+            own = [fault for layout, fault in faults if getattr(layout, name) == size]
+            if all(own):
+                why = own[0] if own else "no layout has so many"
+                raise ConfigError(
+                    f"--{name} {size}: {model.name} cannot be laid out so: {why}",
+                    hint="`headrace plan parallel --gpus N` lists every layout that can be",
+                )
+
+
+def question_of(
+    search: SearchFlags, worker: WorkerFlags, traffic: Traffic, shapes: Sequence[Shape]
+) -> FleetQuestion:
+    check_range("--attainment", search.attainment, 0.01, 1.0)
+    check_range("--seeds", search.seeds, 1, MAX_SEEDS)
+    check_range("--max-gpus", search.max_gpus, 1, 4096)
+    check_worker(worker)
+    check_range("--pairs", search.pairs, 0, 1000)
     check_policies(search.policy)
     usual = FleetQuestion(shapes=(), traffic=traffic)
     return FleetQuestion(
-        shapes=tuple(every_shape(costs, layouts, modes)),
+        shapes=tuple(shapes),
         traffic=traffic,
         attainment=search.attainment,
         seeds=tuple(range(worker.seed, worker.seed + search.seeds)),
         policies=search.policy or usual.policies,
-        step_tokens=worker.step_tokens,
+        step_tokens=step_tokens_of(worker, is_calibrated=bool(search.cost)),
         block_size=worker.block_size,
         max_gpus=search.max_gpus,
         kv_link_bytes_per_s=(worker.kv_link_gb_s or 0.0) * 1e9,
@@ -191,8 +236,14 @@ def question_of(
     )
 
 
+def step_tokens_of(worker: WorkerFlags, *, is_calibrated: bool) -> int:
+    """0 = a calibrated engine's own."""
+    return worker.step_tokens or (0 if is_calibrated else USUAL_STEP_TOKENS)
+
+
 def check_worker(worker: WorkerFlags) -> None:
-    check_range("--step-tokens", worker.step_tokens, 16, 1 << 20)
+    if worker.step_tokens is not None:
+        check_range("--step-tokens", worker.step_tokens, 16, 1 << 20)
     check_range("--block-size", worker.block_size, 1, 4096)
     if worker.kv_link_gb_s is not None:
         check_range("--kv-link-gb-s", worker.kv_link_gb_s, 1e-6, 1e6)
@@ -218,7 +269,8 @@ def provenance_of(
     beyond: dict[str, None] = {}
     measured = [one for row in found.rows for one in (row.prefill_worker, row.decode_worker)]
     demand = question.traffic.demand
-    for worker in {str(shape.decode): shape.decode for shape in question.shapes}.values():
+    kinds = {str(shape.decode): shape.decode for shape in question.shapes}.values()
+    for worker in (kind for kind in kinds if isinstance(kind, Kind)):
         own = engine.provenance(worker.cost, concurrency=1, context_tokens=demand.context_tokens)
         sources |= dict.fromkeys(own.sources)
         if WorkerRow.of(worker) in measured:

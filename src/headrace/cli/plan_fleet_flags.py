@@ -75,8 +75,17 @@ class SearchFlags:
         tuple[str, ...],
         _listed(_SEARCH, f"accelerator; none = {', '.join(DEFAULT_GPUS)}"),
     ] = ()
+    cost: Annotated[
+        tuple[str, ...],
+        _listed(
+            _SEARCH,
+            "file of `headrace calibrate`, whose machine is searched instead of accelerators; its"
+            " name is the file's",
+        ),
+    ] = ()
     price: Annotated[
-        tuple[str, ...], _listed(_SEARCH, "GPU=USD an hour, instead of the table's")
+        tuple[str, ...],
+        _listed(_SEARCH, "GPU=USD an hour, instead of the table's; of a machine, its only one"),
     ] = ()
     tp: Annotated[
         tuple[int, ...], _listed(_SEARCH, "tensor parallel ranks of a worker; none = 1, 2, 4, 8")
@@ -126,7 +135,9 @@ class WorkerFlags:
         str, Parameter(group=_RUNS, help="ideal (the data sheet), or an engine that was fitted")
     ] = "vllm"
     presets: Annotated[str | None, _flag(_RUNS, "TOML file with more models and GPUs")] = None
-    step_tokens: Annotated[int, Parameter(group=_RUNS, help="most tokens of a step")] = 2048
+    step_tokens: Annotated[
+        int | None, _flag(_RUNS, "most tokens of a step; none = 2048, or as calibrated")
+    ] = None
     block_size: Annotated[int, Parameter(group=_RUNS, help="tokens of a KV block")] = 16
     kv_link_gb_s: Annotated[
         float | None, _flag(_RUNS, "GB/s of a worker's link for KV; none = its data sheet's")
@@ -142,8 +153,11 @@ class PolicyFlags:
     policy: Annotated[
         tuple[str, ...], _listed(_SEARCH, "policy of the router; none = all of them")
     ] = ()
-    gpu: Annotated[str, Parameter(group=_RUNS, help="accelerator")] = DEFAULT_GPUS[0]
-    tp: Annotated[int, Parameter(group=_RUNS, help="devices of a worker")] = 1
+    gpu: Annotated[str | None, _flag(_RUNS, f"accelerator; none = {DEFAULT_GPUS[0]}")] = None
+    tp: Annotated[int | None, _flag(_RUNS, "devices of a worker; none = 1")] = None
+    cost: Annotated[
+        str | None, _flag(_RUNS, "file of `headrace calibrate`, whose workers these are")
+    ] = None
     seeds: Annotated[int, Parameter(group=_EFFORT, help="runs of each policy")] = 3
 
 

@@ -8,6 +8,7 @@ from rich.table import Table
 
 from headrace.cli.output import report_note
 from headrace.cli.plan_answer import check_plot, give, right_aligned
+from headrace.cli.plan_calibrated import calibrated_provenance, only_kind
 from headrace.cli.plan_flags import AnswerFlags
 from headrace.cli.plan_fleet import (
     MAX_SEEDS,
@@ -16,31 +17,34 @@ from headrace.cli.plan_fleet import (
     costs_of,
     priced,
     spanned,
+    step_tokens_of,
     traffic_of,
 )
 from headrace.cli.plan_fleet_flags import (
+    DEFAULT_GPUS,
     POLICIES,
     CountedFlags,
     PolicyFlags,
     TrafficFlags,
     WorkerFlags,
 )
+from headrace.cli.plan_routing import MAX_WORKERS, USUAL_WORKERS
 from headrace.cli.plan_target import check_range
 from headrace.core.base.errors import ConfigError
 from headrace.core.cost.hardware import Layout
 from headrace.plan.engines import Engine
-from headrace.plan.fleet import Kind, Refusal, Shape, bound
+from headrace.plan.fleet import Kind, Refusal, Shape, WorkerKind, bound
 from headrace.plan.picture import Chart, Mark
 from headrace.plan.queueing import CHUNKED
+from headrace.sim.fleet_machine import CalibratedKind
 from headrace.sim.fleet_trial import Fleet, Traffic
 from headrace.sim.routing import PolicyRow, compare_policies
 
-MAX_WORKERS: Final = 1024
 USUAL_SHARE: Final = 0.7  # of what the workers could do at most
 
 
 def policies(
-    num_workers: int,
+    num_workers: int | None,
     of_counting: tuple[str | None, CountedFlags | None],
     flags: PolicyFlags,
     traffic_flags: TrafficFlags,
@@ -53,21 +57,22 @@ def policies(
         raise ConfigError(
             "--simulate takes neither --preset nor what is only counted", hint="leave these out"
         )
-    check_range("--workers", num_workers, 1, MAX_WORKERS)
     check_range("--seeds", flags.seeds, 1, MAX_SEEDS)
-    check_range("--tp", flags.tp, 1, 1024)
     check_worker(worker)
     check_policies(flags.policy)
     engine = Engine.named(worker.engine)
-    fleet = fleet_of(num_workers, flags, worker, engine)
+    kind = kind_of(flags, worker, engine)
+    fleet = fleet_of(num_workers, kind, worker)
     traffic = usual_load(traffic_of(traffic_flags), traffic_flags, fleet)
     seeds = range(worker.seed, worker.seed + flags.seeds)
     rows = compare_policies(fleet, traffic, seeds, flags.policy or POLICIES, report_note)
-    provenance = engine.provenance(
-        fleet.shape.decode.cost, concurrency=1, context_tokens=traffic.demand.context_tokens
-    )
+    if isinstance(kind, CalibratedKind):
+        provenance = calibrated_provenance([kind], priced=False)
+    else:
+        context = traffic.demand.context_tokens
+        provenance = engine.provenance(kind.cost, concurrency=1, context_tokens=context)
     figures = {
-        "num_workers": num_workers,
+        "num_workers": fleet.num_engines,
         "num_requests_per_run": traffic.num_counted,
         "demand": msgspec.to_builtins(traffic.demand),
         "seeds": list(seeds),
@@ -83,18 +88,36 @@ def policies(
     )
 
 
-def fleet_of(num_workers: int, flags: PolicyFlags, worker: WorkerFlags, engine: Engine) -> Fleet:
+def kind_of(flags: PolicyFlags, worker: WorkerFlags, engine: Engine) -> Kind | CalibratedKind:
     """Its price decides nothing, and may be unknown."""
-    [found] = costs_of((flags.gpu,), (), worker, engine)
-    cost = msgspec.structs.replace(
-        found, accelerator=priced(found.accelerator, 1.0), layout=Layout(tp=flags.tp)
-    )
+    if flags.cost is not None:
+        if flags.gpu is not None or flags.tp is not None:
+            raise ConfigError("--cost FILE says what runs already", hint="leave out --gpu and --tp")
+        return only_kind(flags.cost, worker)
+    tp = 1 if flags.tp is None else flags.tp
+    check_range("--tp", tp, 1, 1024)
+    [found] = costs_of((flags.gpu or DEFAULT_GPUS[0],), (), worker, engine)
+    accelerator = priced(found.accelerator, 1.0)
+    return Kind(msgspec.structs.replace(found, accelerator=accelerator, layout=Layout(tp=tp)))
+
+
+def fleet_of(num_workers: int | None, kind: WorkerKind, worker: WorkerFlags) -> Fleet:
+    """Raises ConfigError where a machine would be left with fewer workers than were calibrated."""
+    is_calibrated = isinstance(kind, CalibratedKind)
+    if num_workers is None:
+        num_workers = kind.num_engines if is_calibrated else USUAL_WORKERS
+    check_range("--workers", num_workers, 1, MAX_WORKERS)
+    if num_workers % kind.num_engines:
+        raise ConfigError(
+            f"--workers is {num_workers}, and {kind} was calibrated with {kind.num_engines}",
+            hint=f"make it a multiple of {kind.num_engines}, so that machines are whole",
+        )
     return Fleet(
-        shape=Shape(decode=Kind(cost), mode=CHUNKED),
+        shape=Shape(decode=kind, mode=CHUNKED),
         prefill_workers=0,
-        decode_workers=num_workers,
+        decode_workers=num_workers // kind.num_engines,
         policy=POLICIES[0],
-        step_tokens=worker.step_tokens,
+        step_tokens=step_tokens_of(worker, is_calibrated=is_calibrated),
         block_size=worker.block_size,
         kv_link_bytes_per_s=(worker.kv_link_gb_s or 0.0) * 1e9,
     )

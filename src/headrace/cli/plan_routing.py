@@ -28,13 +28,14 @@ from headrace.plan.routing import (
 
 MAX_TRACE_BYTES = 1 << 30
 MAX_WORKERS = 1024
+USUAL_WORKERS = 4
 MAX_REQUESTS_SHOWN = 64  # whose way is worth a table
 CURVE_POINTS = 200
 
 
 def routing(
     preset: str | None,
-    num_workers: int,
+    num_workers: int | None,
     counted: CountedFlags | None,
     traffic: TrafficFlags | None,
     simulated: object | None,
@@ -44,6 +45,7 @@ def routing(
     check_plot(answer)
     trace = counted_trace(traffic, simulated)
     counted = counted or CountedFlags()
+    num_workers = USUAL_WORKERS if num_workers is None else num_workers
     setup, ratio = setup_of(num_workers, counted), counted.ratio
     if preset is not None:
         find("preset", preset, {"reference-20": None})

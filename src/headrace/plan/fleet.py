@@ -9,13 +9,13 @@ from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from itertools import permutations
 from math import ceil
-from typing import Final
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
 from headrace.core.base.request import Slo
 from headrace.core.base.types import NS_PER_S
-from headrace.core.cost.datasheet import DataSheetCostModel
+from headrace.core.cost.datasheet import DataSheetCostModel, StepTimes
 from headrace.core.cost.hardware import Layout
 from headrace.core.cost.model import StepShape
 from headrace.plan.queueing import CHUNKED, PREFILL_FIRST, SPLIT
@@ -55,8 +55,54 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
         return mean_context_tokens(self.prompt_tokens, self.output_tokens)
 
 
+class Fault(NamedTuple):
+    """Why a kind of workers cannot serve."""
+
+    constraint: str
+    reason: str
+
+
+class WorkerKind(Protocol):
+    """What one worker is; its name is `str` of it."""
+
+    @property
+    def accelerator(self) -> str: ...
+    @property
+    def layout(self) -> Layout: ...
+    @property
+    def num_gpus(self) -> int: ...
+    @property
+    def num_engines(self) -> int:
+        """That a router chooses among."""
+        ...
+
+    @property
+    def parallelism(self) -> float:
+        """Engines' worth of work that it does at most."""
+        ...
+
+    @property
+    def usd_per_hour(self) -> float: ...
+    @property
+    def link_bytes_per_s(self) -> float:
+        """For KV, to other workers, of all engines together."""
+        ...
+
+    def times(self, shape: StepShape) -> StepTimes:
+        """Of one engine's step, alone."""
+        ...
+
+    def seqs_that_fit(self, tokens_per_seq: float) -> int:
+        """Of one engine."""
+        ...
+
+    def fault(self, demand: Demand, mode: str) -> Fault | None:
+        """Before anything else is asked of it."""
+        ...
+
+
 class Kind(msgspec.Struct, frozen=True):
-    """One worker: a model on devices.
+    """A worker of a data sheet: a model on devices.
 
     Its engines are what a router chooses among. Each of as many batches as there are pipeline
     stages has one of its own, with an equal part of the memory; so has each replica of attention
@@ -64,6 +110,14 @@ class Kind(msgspec.Struct, frozen=True):
     """
 
     cost: DataSheetCostModel  # of one engine's steps
+
+    @property
+    def accelerator(self) -> str:
+        return self.cost.accelerator.name
+
+    @property
+    def layout(self) -> Layout:
+        return self.cost.layout
 
     @property
     def num_gpus(self) -> int:
@@ -74,13 +128,47 @@ class Kind(msgspec.Struct, frozen=True):
         return self.cost.layout.pp * self.cost.layout.dp
 
     @property
+    def parallelism(self) -> float:
+        return self.num_engines
+
+    @property
     def usd_per_hour(self) -> float:
         """Only of those that were not refused for having no price."""
         return (self.cost.accelerator.price_usd_per_hour or 0.0) * self.num_gpus
 
+    @property
+    def link_bytes_per_s(self) -> float:
+        """Every device sends its part over its own link to other machines."""
+        accelerator = self.cost.accelerator
+        rate = accelerator.scaleout_bytes_per_s or accelerator.scaleup_bytes_per_s
+        return rate * self.num_gpus
+
+    def times(self, shape: StepShape) -> StepTimes:
+        return self.cost.times(shape)
+
     def seqs_that_fit(self, tokens_per_seq: float) -> int:
-        """Of one engine."""
         return num_seqs_that_fit(self.cost, tokens_per_seq) // self.cost.layout.pp
+
+    def fault(self, demand: Demand, mode: str) -> Fault | None:
+        cost = self.cost
+        if fault := cost.model.layout_fault(cost.layout):
+            return Fault("layout", fault)
+        if self.num_gpus > 1 and not cost.has_links():
+            return Fault(Constraint.LINK, f"no link joins {cost.layout} ranks")
+        if not cost.accelerator.price_usd_per_hour:
+            return Fault(
+                "price",
+                "no price: give price_usd_per_hour in a file for --presets, or --price",
+            )
+        longest = demand.prompt_tokens + demand.output_tokens
+        if self.seqs_that_fit(longest) < 1:
+            room, weights = kv_room_bytes(cost) / 1e9, cost.weight_bytes_per_gpu() / 1e9
+            return Fault(
+                Constraint.MEMORY,
+                f"weights take {weights:.1f} of {cost.accelerator.memory_bytes / 1e9:.0f} GB a "
+                f"device and leave {max(0.0, room):.1f}: no request of {longest:,.0f} tokens fits",
+            )
+        return None
 
     def __str__(self) -> str:
         layout = self.cost.layout
@@ -92,12 +180,12 @@ class Kind(msgspec.Struct, frozen=True):
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
     """Workers of which kind serve how; how many is open."""
 
-    decode: Kind  # those that decode, whatever else they do
+    decode: WorkerKind  # those that decode, whatever else they do
     mode: str
-    other: Kind | None = None  # that prompts have, where they are apart; None = the same
+    other: WorkerKind | None = None  # that prompts have, where they are apart; None = the same
 
     @property
-    def prefill(self) -> Kind:
+    def prefill(self) -> WorkerKind:
         return self.other or self.decode
 
     @property
@@ -192,11 +280,11 @@ def bound(shape: Shape, demand: Demand) -> Bound | Refusal:
         return refusal
     prefill, decode = shape.prefill, shape.decode
     num_seqs, is_full = most_seqs(decode, demand)
-    prompt = prefill.cost.times(_prompt(demand))
-    step = decode.cost.times(decode_shape(num_seqs, demand.context_tokens))
+    prompt = prefill.times(_prompt(demand))
+    step = decode.times(decode_shape(num_seqs, demand.context_tokens))
     steps = demand.output_tokens / num_seqs  # a request's part of them
-    prefill_s = (prompt.flop_ns + prompt.link_ns) / NS_PER_S / prefill.num_engines
-    decode_s = steps * step.total_ns / NS_PER_S / decode.num_engines
+    prefill_s = (prompt.flop_ns + prompt.link_ns) / NS_PER_S / prefill.parallelism
+    decode_s = steps * step.total_ns / NS_PER_S / decode.parallelism
     decoding = Constraint.MEMORY if is_full else Constraint.DECODE_BANDWIDTH
     is_of_prompts = prefill_s * prefill.usd_per_hour > decode_s * decode.usd_per_hour
     constraint = Constraint.PREFILL_COMPUTE if is_of_prompts else decoding
@@ -214,7 +302,7 @@ def bound(shape: Shape, demand: Demand) -> Bound | Refusal:
     # A mixed step reads memory while it computes: the larger of the two, and what comes on top.
     flop_ns = prompt.flop_ns + steps * step.flop_ns
     rest_ns = steps * (step.link_ns + step.overhead_ns)
-    both_s = (max(flop_ns, steps * step.memory_ns) + rest_ns) / NS_PER_S / decode.num_engines
+    both_s = (max(flop_ns, steps * step.memory_ns) + rest_ns) / NS_PER_S / decode.parallelism
     return Bound(
         shape=shape,
         prefill_workers=0,
@@ -225,7 +313,7 @@ def bound(shape: Shape, demand: Demand) -> Bound | Refusal:
     )
 
 
-def most_seqs(kind: Kind, demand: Demand) -> tuple[int, bool]:
+def most_seqs(kind: WorkerKind, demand: Demand) -> tuple[int, bool]:
     """Sequences that may decode together in one engine, and whether memory is what keeps them from
     being more.
     """
@@ -236,43 +324,22 @@ def most_seqs(kind: Kind, demand: Demand) -> tuple[int, bool]:
     low, high = 1, room
     while low < high:
         middle = (low + high + 1) // 2
-        step_ns = kind.cost.times(decode_shape(middle, demand.context_tokens)).total_ns
+        step_ns = kind.times(decode_shape(middle, demand.context_tokens)).total_ns
         low, high = (middle, high) if step_ns <= limit_s * NS_PER_S else (low, middle - 1)
     return low, low == room < MAX_SEQS
 
 
 def _impossible(shape: Shape, demand: Demand) -> Refusal | None:
     kinds = (shape.other, shape.decode) if shape.other else (shape.decode,)
-    return next(filter(None, (_impossible_kind(shape, kind, demand) for kind in kinds)), None)
-
-
-def _impossible_kind(shape: Shape, kind: Kind, demand: Demand) -> Refusal | None:
-    cost = kind.cost
-    if fault := cost.model.layout_fault(cost.layout):
-        return _refuse(shape, "layout", fault)
-    if kind.num_gpus > 1 and not cost.has_links():
-        return _refuse(shape, Constraint.LINK, f"no link joins {cost.layout} ranks")
-    if not cost.accelerator.price_usd_per_hour:
-        return _refuse(
-            shape, "price", "no price: give price_usd_per_hour in a file for --presets, or --price"
-        )
-    longest = demand.prompt_tokens + demand.output_tokens
-    if kind.seqs_that_fit(longest) < 1:
-        room, weights = kv_room_bytes(cost) / 1e9, cost.weight_bytes_per_gpu() / 1e9
-        return _refuse(
-            shape,
-            Constraint.MEMORY,
-            f"weights take {weights:.1f} of {cost.accelerator.memory_bytes / 1e9:.0f} GB a device "
-            f"and leave {max(0.0, room):.1f}: no request of {longest:,.0f} tokens fits",
-        )
-    return None
+    faults = (kind.fault(demand, shape.mode) for kind in kinds)
+    return next((_refuse(shape, *fault) for fault in faults if fault), None)
 
 
 def _too_slow(shape: Shape, demand: Demand) -> Refusal | None:
     """Limits that a mean request breaks even alone."""
     slo = demand.slo
-    prefill_ms = shape.prefill.cost.times(_prompt(demand)).total_ns / 1e6
-    step_ms = shape.decode.cost.times(decode_shape(1, demand.context_tokens)).total_ns / 1e6
+    prefill_ms = shape.prefill.times(_prompt(demand)).total_ns / 1e6
+    step_ms = shape.decode.times(decode_shape(1, demand.context_tokens)).total_ns / 1e6
     if slo.ttft_ms is not None and prefill_ms > slo.ttft_ms:
         words = f"a mean prompt alone takes {prefill_ms:,.0f} ms, TTFT may be {slo.ttft_ms:g}"
         return _refuse(shape, Constraint.PREFILL_COMPUTE, words)

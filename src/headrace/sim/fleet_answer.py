@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from headrace.core.telemetry import Cause
-from headrace.plan.fleet import Bound, Constraint, Kind, Refusal
+from headrace.plan.fleet import Bound, Constraint, Refusal, WorkerKind
 from headrace.sim.fleet_trial import Cut, Fleet, Interval, Measured, Traffic
 from headrace.sim.summary import Summary
 
@@ -28,10 +28,10 @@ class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
     usd_per_hour: float
 
     @classmethod
-    def of(cls, kind: Kind) -> "WorkerRow":
-        layout = kind.cost.layout
+    def of(cls, kind: WorkerKind) -> "WorkerRow":
+        layout = kind.layout
         return cls(
-            accelerator=kind.cost.accelerator.name,
+            accelerator=kind.accelerator,
             tp=layout.tp,
             pp=layout.pp,
             ep=layout.ep,

@@ -22,10 +22,11 @@ from headrace.core.workload.replay import TraceSource
 from headrace.core.workload.source import Source, Until
 from headrace.core.workload.synthetic import SessionShape, Synthetic, SyntheticSource
 from headrace.core.workload.traces import TraceRequest, spread
-from headrace.plan.fleet import MAX_SEQS, Demand, Kind, Shape
+from headrace.plan.fleet import MAX_SEQS, Demand, Shape
 from headrace.plan.queueing import PREFILL_FIRST, SPLIT
 from headrace.sim.cluster import simulate_cluster
-from headrace.sim.setup import VOCAB, Device, Layout, build_cluster
+from headrace.sim.fleet_machine import device_of
+from headrace.sim.setup import VOCAB, Layout, build_cluster
 from headrace.sim.summary import Summary, Tally, wilson
 
 NO_END_S: Final = 1e9
@@ -142,7 +143,7 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True):
     prefill_workers: int  # 0 = all do both
     decode_workers: int
     policy: str
-    step_tokens: int
+    step_tokens: int  # 0 = what a calibrated engine has
     block_size: int = 16
     kv_link_bytes_per_s: float = 0.0  # of each worker; 0 = as the data sheet says
 
@@ -167,13 +168,9 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def link_bytes_per_s(self) -> float:
         """Of an engine, by the slower of both kinds of workers."""
-        return min(map(self._link_bytes_per_s, (self.shape.prefill, self.shape.decode)))
-
-    def _link_bytes_per_s(self, kind: Kind) -> float:
-        """Every device of a worker sends its part over its own link to other machines."""
-        accelerator, own = kind.cost.accelerator, self.kv_link_bytes_per_s
-        rate = accelerator.scaleout_bytes_per_s or accelerator.scaleup_bytes_per_s
-        return (own or rate * kind.num_gpus) / kind.num_engines
+        own = self.kv_link_bytes_per_s
+        kinds = self.shape.prefill, self.shape.decode
+        return min((own or kind.link_bytes_per_s) / kind.num_engines for kind in kinds)
 
     def resized(self, prefill_workers: int, decode_workers: int) -> "Fleet":
         return msgspec.structs.replace(
@@ -226,10 +223,7 @@ class _Watch:
 def run_fleet(fleet: Fleet, traffic: Traffic, seed: int, *, least: float = 0.0) -> Summary | Cut:
     """Cut short where less than the share `least` of the requests would be good."""
     shape = fleet.shape
-    device, prompts = (
-        Device.of_data_sheet(kind.cost, block_size=fleet.block_size)
-        for kind in (shape.decode, shape.prefill)
-    )
+    device, prompts = (device_of(kind, fleet.block_size) for kind in (shape.decode, shape.prefill))
     most_tokens = min(device.max_model_len, prompts.max_model_len)
     is_whole = shape.mode == PREFILL_FIRST
     num_decode = fleet.decode_workers * shape.decode.num_engines

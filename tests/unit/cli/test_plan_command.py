@@ -190,7 +190,7 @@ def test_pictures(
         ("roofline --batch 0", "--batch is 0"),
         ("roofline --prompt 0", "--prompt takes from 1 to"),
         ("roofline --tp 0", "--tp takes from 1 to"),
-        ("roofline --tp 2 --ep 2", "EP 2 does not divide 0 experts"),
+        ("roofline --tp 2 --ep 2", "EP 2 shares experts, and it has none"),
         ("roofline --model deepseek-v3 --tp 4 --ep 2", "EP 2 is neither 1 nor TP · DP = 4"),
         ("roofline --tp 3", "TP 3 does not divide 32 heads"),
         ("roofline --pp 64", "PP 64 is more than 32 layers"),

@@ -7,6 +7,9 @@ from xml.etree import ElementTree
 import pytest
 
 from headrace.cli.main import main
+from headrace.core.cost.fitted import FittedCostModel
+from headrace.live.cost_file import write_calibration
+from support.calibrations import calibration_of
 
 SMALL = (
     *("plan", "fleet", "--workload", "rag", "--prompt", "900", "--output", "3", "--load", "40"),
@@ -79,6 +82,15 @@ def test_nothing_that_holds_is_a_bad_answer(capsys: pytest.CaptureFixture[str]) 
         (("--trace", "none.jsonl"), "none.jsonl"),
         (("--ttft-ms", "-1"), "--ttft-ms"),
         (("--plot", "a.png"), "SVG"),
+        (("--ep", "3"), "EP 3 shares experts, and it has none"),
+        (("--ep", "3", "--model", "deepseek-v3"), "EP 3 does not divide 256 experts"),
+        (("--tp", "1", "--tp", "3"), "TP 3 does not divide 32 heads"),
+        (("--cost", "none.json", "--gpu", "L4"), "leave one out"),
+        (("--cost", "none.json", "--block-size", "32"), "--block-size too"),
+        (("--cost", "none.json"), "--price none=USD"),
+        (("--cost", "none.json", "--price", "some=1"), "machines: none"),
+        (("--cost", "none.json", "--price", "none=0"), "--price none"),
+        (("--cost", "a.json", "--cost", "b/a.json"), "two machines are called a"),
     ],
 )
 def test_what_cannot_be_is_refused(
@@ -141,6 +153,9 @@ def test_policies_of_the_router_meet_the_same_requests(
         (("--simulate", "--policy", "best"), "least_loaded"),
         (("--simulate", "--model", "Meta-Llama-3.1-70B"), "weights take"),
         (("--simulate", "--workers", "0"), "--workers"),
+        (("--simulate", "--cost", "none.json", "--tp", "2"), "leave out --gpu and --tp"),
+        (("--simulate", "--cost", "none.json", "--engine", "ideal"), "--engine too"),
+        (("--cost", "none.json"), "--simulate"),
     ],
 )
 def test_routing_that_cannot_be_is_refused(
@@ -148,3 +163,56 @@ def test_routing_that_cannot_be_is_refused(
 ) -> None:
     assert main(["plan", "routing", *words]) == 2
     assert said in capsys.readouterr().err
+
+
+CALIBRATED = (
+    *("--workload", "chat", "--prompt", "150", "--output", "12", "--ttft-ms", "2000"),
+    *("--tpot-ms", "400", "--requests", "20"),
+)
+
+
+def test_the_cheaper_of_calibrated_machines_is_found(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    slow, fast = tmp_path / "slow.json", tmp_path / "fast.json"
+    prior = FittedCostModel.prior()
+    write_calibration(slow, calibration_of(steps=prior.slower(4.0)))
+    write_calibration(fast, calibration_of())
+    words = ("--load", "1.5", "--seeds", "1", "--policy", "kv", "--split", "chunked", "--json")
+    machines = ("--cost", str(slow), "--cost", str(fast))
+    winners = []
+    for slow_usd, fast_usd in (("0.1", "9"), ("9", "0.1")):
+        prices = ("--price", f"slow={slow_usd}", "--price", f"fast={fast_usd}")
+        assert main(["plan", "fleet", *machines, *prices, *CALIBRATED, *words]) == 0
+        found = json.loads(capsys.readouterr().out)
+        winners.append(found["best"]["accelerator"])
+    assert winners == ["slow", "fast"]
+    assert found["best"]["num_gpus"] == 1
+    assert found["provenance"]["kind"] == "calibrated"
+    assert any("machine and hour" in one for one in found["provenance"]["sources"])
+
+
+def test_machines_without_measured_copies_do_not_hand_over(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    write_calibration(tmp_path / "one.json", calibration_of())
+    words = ("--cost", str(tmp_path / "one.json"), "--price", "one=1", "--split", "disaggregated")
+    assert main(["plan", "fleet", *words, *CALIBRATED]) == 1
+    assert "copies of KV were not measured" in capsys.readouterr().out
+
+
+def test_policies_route_among_calibrated_workers(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Two share a machine: three would leave one with half of its company."""
+    file = tmp_path / "two.json"
+    write_calibration(file, calibration_of())
+    words = ("plan", "routing", "--simulate", "--cost", str(file), *CALIBRATED, "--seeds", "1")
+    words += ("--load", "1")
+    assert main([*words, "--policy", "kv", "--policy", "round_robin", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["num_workers"] == 2
+    assert [one["policy"] for one in found["policies"]] == ["kv", "round_robin"]
+    assert found["provenance"]["sources"][2] == "2 workers share the cores of each machine"
+    assert main([*words, "--workers", "3"]) == 2
+    assert "a multiple of 2" in capsys.readouterr().err

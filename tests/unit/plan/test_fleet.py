@@ -104,13 +104,18 @@ def test_memory_limits_who_decodes_together() -> None:
     assert found.constraint is Constraint.MEMORY
 
 
+def cost_of(one: Shape) -> DataSheetCostModel:
+    assert isinstance(one.decode, Kind)
+    return one.decode.cost
+
+
 def kind(gpu: str, **sizes: int) -> Kind:
-    cost = shape("deepseek-v3", gpu).decode.cost
+    cost = cost_of(shape("deepseek-v3", gpu))
     return Kind(msgspec.structs.replace(cost, layout=Layout(**sizes), weight_dtype="fp8"))
 
 
 def test_every_shape_once() -> None:
-    costs = [shape().decode.cost, shape(gpu="A100 SXM 80GB").decode.cost]
+    costs = [cost_of(shape()), cost_of(shape(gpu="A100 SXM 80GB"))]
     layouts = list(every_layout((1, 2), (1, 2), (1,)))
     shapes = list(every_shape(costs, layouts, MODES))
     assert len({str(one) for one in shapes}) == len(shapes) == 8 * 3 + 8 * 7

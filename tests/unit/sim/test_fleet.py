@@ -169,6 +169,7 @@ def test_pairs_beyond_the_cheapest_are_told_in_one_line() -> None:
 
 def staged(pp: int) -> Shape:
     one = shape("A", 2.0)
+    assert isinstance(one.decode, Kind)
     cost = msgspec.structs.replace(one.decode.cost, layout=Layout(pp=pp))
     return msgspec.structs.replace(one, decode=Kind(cost))
 

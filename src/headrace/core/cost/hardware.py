@@ -89,7 +89,9 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
             return f"PP {layout.pp} is more than {self.num_layers} layers"
         if layout.ep not in (1, layout.tp * layout.dp):
             return f"EP {layout.ep} is neither 1 nor TP · DP = {layout.tp * layout.dp}"
-        if layout.ep > 1 and (not self.num_experts or self.num_experts % layout.ep):
+        if layout.ep > 1 and not self.num_experts:
+            return f"EP {layout.ep} shares experts, and it has none"
+        if layout.ep > 1 and self.num_experts % layout.ep:
             return f"EP {layout.ep} does not divide {self.num_experts} experts"
         return ""
 
