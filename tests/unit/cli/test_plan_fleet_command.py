@@ -207,8 +207,8 @@ def test_policies_route_among_calibrated_workers(
     """Two share a machine: three would leave one with half of its company."""
     file = tmp_path / "two.json"
     write_calibration(file, calibration_of())
-    words = ("plan", "routing", "--simulate", "--cost", str(file), *CALIBRATED, "--seeds", "1")
-    words += ("--load", "1")
+    told = ("--cost", str(file), "--seeds", "1", "--load", "1")
+    words = ("plan", "routing", "--simulate", *CALIBRATED, *told)
     assert main([*words, "--policy", "kv", "--policy", "round_robin", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["num_workers"] == 2
