@@ -2,23 +2,23 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from random import Random
 from typing import Any
 
 import msgspec
 import pytest
 
-from headrace.core.base.request import SeqSpec
+from headrace.core.base.request import SeqSpec, Slo
 from headrace.core.base.sampling import SamplingParams
 from headrace.core.base.types import NS_PER_S, Ns, SeqId
 from headrace.core.config.cluster import ClusterConfig
-from headrace.core.config.schema import SchedulerConfig
 from headrace.core.cost.fitted import FittedCostModel
 from headrace.core.router.events import WorkerKv, WorkerStats
 from headrace.core.router.front import Forward, FrontEffect, FrontEvent
 from headrace.core.telemetry import RequestRecord, TimeParts
 from headrace.core.workload.arrivals import Arrivals
 from headrace.core.workload.profiles import WorkloadProfile
-from headrace.core.workload.source import Listed
+from headrace.core.workload.source import Listed, Source
 from headrace.core.workload.synthetic import Synthetic, SyntheticSource
 from headrace.sim.cluster import Cluster, ClusterReport, random_deaths, simulate_cluster
 from headrace.sim.setup import Device, Layout, build_cluster
@@ -88,6 +88,9 @@ def cluster(
     overlap: str = "auto",
     layout: Layout | None = None,
     block_size: int = 16,
+    scheduler: dict[str, Any] | None = None,
+    source: Source | None = None,
+    num_requests: int = 30,
     seed: int = 0,
 ) -> Cluster:
     cost = fast(factor)
@@ -99,11 +102,11 @@ def cluster(
         kv_block_bytes=1 << 16,
         max_model_len=2048,
     )
-    source = SyntheticSource(
+    source = source or SyntheticSource(
         Synthetic(
             profile=PROFILE,
             arrivals=Arrivals.steady(rate_per_s),
-            num_requests=30,
+            num_requests=num_requests,
             max_tokens=2048,
             seed=seed,
         )
@@ -111,20 +114,20 @@ def cluster(
     made = build_cluster(device, layout or Layout(mixed=2), source, seed=seed)
     pools = tuple(
         replace(
-            pool, config=replace(pool.config, scheduler=overlapped(pool.config.scheduler, overlap))
+            pool,
+            config=replace(
+                pool.config,
+                scheduler=replace(pool.config.scheduler, overlap=overlap, **(scheduler or {})),
+            ),
         )
         for pool in made.pools
     )
     return replace(made, pools=pools, front=ClusterConfig(handoff="always"))
 
 
-def overlapped(config: SchedulerConfig, overlap: str) -> SchedulerConfig:
-    return replace(config, overlap=overlap)
-
-
 CASES: dict[str, dict[str, Any]] = {
     "idle": {"rate_per_s": 2.0},
-    "busy": {"rate_per_s": 60.0},
+    "busy": {"rate_per_s": 60.0, "num_requests": 60},
     "one step planned ahead": {"overlap": "on"},
     "none planned ahead": {"overlap": "off"},
     "steps of about 20 ms": {"factor": 0.6, "rate_per_s": 3.0},
@@ -132,6 +135,15 @@ CASES: dict[str, dict[str, Any]] = {
     "small blocks": {"block_size": 4},
     "large blocks": {"block_size": 64},
     "handed over": {"layout": Layout(prefill=1, decode=2)},
+    "small chunks": {"layout": Layout(mixed=1, step_tokens=48), "rate_per_s": 60.0},
+    "prompts by turns": {
+        "layout": Layout(mixed=1, step_tokens=48, budget="fixed"),
+        "rate_per_s": 60.0,
+        "scheduler": {"short_prompt_tokens": 100, "short_prompt_share": 0.5},
+    },
+    "few at once": {"rate_per_s": 60.0, "scheduler": {"max_running_seqs": 5}},
+    "promised room": {"num_blocks": 120, "scheduler": {"admission": "no_evict"}},
+    "no room for prompts": {"num_blocks": 90, "rate_per_s": 60.0, "overlap": "off"},
 }
 
 
@@ -139,8 +151,49 @@ CASES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("seed", range(2))
 def test_gliding_decides_as_stepping_does(name: str, seed: int) -> None:
     """A Source is used up, so each run has its own."""
-    stepping = run(replace(cluster(**CASES[name], seed=seed), glides=False))
-    gliding = run(replace(cluster(**CASES[name], seed=seed), is_checked=name == "busy"))
+    is_checked = name in ("busy", "small chunks")
+    compare(
+        replace(cluster(**CASES[name], seed=seed), glides=False),
+        replace(cluster(**CASES[name], seed=seed), is_checked=is_checked),
+    )
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_so_it_does_with_whoever_comes(seed: int) -> None:
+    """Prompts of which all but one token is known, long ones, priorities, limits, deadlines, and
+    whoever may stop at any token.
+    """
+    settings: dict[str, Any] = {"layout": Layout(mixed=1, step_tokens=64)}
+    settings["scheduler"] = {"order": "priority"} if seed % 2 else {}
+    made = [cluster(source=Listed(mixed_specs(seed)), **settings) for _ in range(2)]
+    compare(replace(made[0], glides=False), replace(made[1], is_checked=True))
+
+
+def mixed_specs(seed: int) -> list[SeqSpec]:
+    rng = Random(seed)
+    at_s, specs = 0.0, []
+    for number in range(40):
+        at_s += rng.expovariate(20.0)
+        one = spec(number, at_s=at_s)
+        first, num_prompt = rng.choice((0, 0, number)), rng.choice((33, 33, 32, 100, 400))
+        params = SamplingParams(max_tokens=rng.choice((1, 2, 90, 300)), ignore_eos=True)
+        if rng.random() < 0.1:
+            params = msgspec.structs.replace(params, stop_token_ids=(1, 2, 3))
+        specs.append(
+            msgspec.structs.replace(
+                one,
+                prompt_tokens=tuple(range(first, first + num_prompt)),
+                params=params,
+                priority=rng.randrange(3),
+                slo=Slo(itl_ms=rng.choice((None, 5.0, 80.0))),
+                deadline_ns=Ns(one.arrived_ns + 300_000_000) if rng.random() < 0.1 else None,
+            )
+        )
+    return specs
+
+
+def compare(stepped: Cluster, glided: Cluster) -> None:
+    stepping, gliding = run(stepped), run(glided)
     assert gliding.sent == stepping.sent
     assert gliding.blocks == stepping.blocks
     assert gliding.news() == stepping.news()
@@ -190,13 +243,14 @@ def spec(number: int, *, at_s: float) -> SeqSpec:
     )
 
 
-def test_few_steps_are_looked_at() -> None:
+@pytest.mark.parametrize(("rate_per_s", "share"), [(2.0, 0.1), (60.0, 0.1)])
+def test_few_steps_are_decided_one_by_one(rate_per_s: float, share: float) -> None:
     calls = [0, 0]
     for index, glides in enumerate((False, True)):
 
         def count(*_: object, index: int = index) -> None:
             calls[index] += 1
 
-        made = replace(cluster(rate_per_s=2.0), glides=glides)
+        made = replace(cluster(rate_per_s=rate_per_s), glides=glides)
         simulate_cluster(made, observe_plan=count)
-    assert calls[1] < calls[0] / 4
+    assert calls[1] < share * calls[0]

@@ -20,7 +20,7 @@ def end(seq_id: SeqId) -> Finish:
 def test_a_reader_hears_the_first_token_at_once_and_then_as_often_as_the_router_does() -> None:
     untold = Untold()
     told = [
-        (at, untold.filter(Ns(at), [emit(ONE, at)], ())) for at in range(1, 2 * PROGRESS_TOKENS + 1)
+        (at, untold.filter(Ns(at), [emit(ONE, at)])) for at in range(1, 2 * PROGRESS_TOKENS + 1)
     ]
     heard = {at: effects for at, (effects, _) in told if effects}
     first, second = PROGRESS_TOKENS, 2 * PROGRESS_TOKENS
@@ -34,19 +34,18 @@ def test_a_reader_hears_the_first_token_at_once_and_then_as_often_as_the_router_
 
 def test_what_waits_is_told_before_an_end_and_before_a_preemption() -> None:
     untold = Untold()
-    untold.filter(Ns(0), [Admitted(ONE, 0), emit(ONE, 7), emit(OTHER, 9)], ())
-    untold.filter(Ns(1), [emit(ONE, 8), emit(OTHER, 10)], ())
+    untold.filter(Ns(0), [Admitted(ONE, 0), emit(ONE, 7), emit(OTHER, 9)])
+    untold.filter(Ns(1), [emit(ONE, 8), emit(OTHER, 10)])
     lost = Preempted(OTHER, "no room", 3)
-    effects, times = untold.filter(Ns(2), [emit(ONE, 11), end(ONE), lost], ())
+    effects, times = untold.filter(Ns(2), [emit(ONE, 11), end(ONE), lost])
     assert effects == [Emit(ONE, (8, 11)), end(ONE), Emit(OTHER, (10,)), lost]
     assert times == {ONE: [1, 2], OTHER: [1]}
 
 
-def test_tokens_that_are_known_do_not_count_twice() -> None:
+def test_what_was_added_is_told_up_to_a_time() -> None:
     untold = Untold()
-    untold.filter(Ns(0), [emit(ONE, 7)], ())
+    untold.filter(Ns(0), [emit(ONE, 7)])
     untold.add(ONE, (8, 9), (Ns(1), Ns(2)))
-    assert untold.filter(Ns(2), [emit(ONE, 9)], {ONE}) == ([], {})
     assert untold.num_until_told(ONE) == PROGRESS_TOKENS - 3
     assert untold.take_until(Ns(1)) == [(emit(ONE, 8), [1])]
     assert untold.take(ONE) == (emit(ONE, 9), [2])

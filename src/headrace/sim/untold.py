@@ -5,7 +5,7 @@ router hears of them. So their words may wait until then, where whoever measures
 beside them; telling each would cost a simulation as much as computing it.
 """
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 
 from headrace.core.base.events import Emit, EngineEffect, Finish, Preempted
 from headrace.core.base.types import Ns, SeqId
@@ -67,18 +67,14 @@ class Untold:
         return runs
 
     def filter(
-        self, at_ns: Ns, effects: Sequence[EngineEffect], known: Container[SeqId]
+        self, at_ns: Ns, effects: Sequence[EngineEffect]
     ) -> tuple[list[EngineEffect], dict[SeqId, Sequence[Ns]]]:
-        """What is to be told of an event's effects now, and the times of runs among it. Tokens of
-        those who are `known` were added already.
-        """
+        """What is to be told of an event's effects now, and the times of runs among it."""
         told: list[EngineEffect] = []
         times: dict[SeqId, Sequence[Ns]] = {}
         for effect in effects:
             if isinstance(effect, Emit):
                 held = self._held.get(effect.seq_id)
-                if held is not None and effect.seq_id in known:
-                    continue
                 if held is None:
                     self._held[effect.seq_id] = _Held()
                     told.append(effect)

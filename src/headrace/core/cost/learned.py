@@ -43,9 +43,17 @@ class LearnedCost:
 
     def learn(self, plan: StepPlan, elapsed_ns: Ns) -> None:
         """A step took this long on the device."""
-        is_like_others = self.is_reliable and len(plan.seqs) == plan.num_tokens
-        if not is_like_others or plan.step_id % DECODE_STEPS_PER_SAMPLE == 0:
+        if self._is_sample(plan.step_id, len(plan.seqs), plan.num_tokens):
             self._fit.add(StepShape.of(plan), elapsed_ns)
+
+    def learn_shape(self, step_id: StepId, shape: StepShape, elapsed_ns: Ns) -> None:
+        """As `learn`, without the step's plan."""
+        if self._is_sample(step_id, shape.num_seqs, shape.num_tokens):
+            self._fit.add(shape, elapsed_ns)
+
+    def _is_sample(self, step_id: StepId, num_seqs: int, num_tokens: int) -> bool:
+        is_like_others = self.is_reliable and num_seqs == num_tokens
+        return not is_like_others or step_id % DECODE_STEPS_PER_SAMPLE == 0
 
     @staticmethod
     def learned_among(first: StepId, num_steps: int) -> range:
@@ -53,10 +61,6 @@ class LearnedCost:
         are reliable.
         """
         return range(-first % DECODE_STEPS_PER_SAMPLE, num_steps, DECODE_STEPS_PER_SAMPLE)
-
-    def learn_decoding(self, shape: StepShape, elapsed_ns: Ns) -> None:
-        """As `learn`, of one of these."""
-        self._fit.add(shape, elapsed_ns)
 
     def step_ns(self, shape: StepShape) -> Ns:
         return self.current.step_ns(shape)

@@ -1,27 +1,33 @@
-"""Many steps of an EngineCore at once, while everybody decodes and nobody waits.
+"""Many steps of an EngineCore at once, for those that decode, while others may come and have their
+prompts computed.
 
-Between such steps nothing is decided but which block comes next: a sequence needs one every so many
-tokens, another of its blocks becomes full, and some day it has all its tokens. A glide does these
-when they are due, and all else when it ends; then the engine is where stepping one by one would
-have brought it, block for block. For whoever knows how long steps take and what they sample
-beforehand: a simulation.
+For a sequence that decodes nothing is decided but which block comes next: it needs one every so
+many tokens, another of its blocks becomes full, and some day it has all its tokens. A glide does
+these when they are due, and all else of it when the glide ends; then the engine is where stepping
+one by one would have brought it, block for block. Steps in which nothing is due are not looked at.
+What computes prompts is planned by the scheduler itself, step by step. For whoever knows how long
+steps take and what they sample beforehand: a simulation.
 
 It is the engine's own matter, so it knows what is inside.
 """
 
-from bisect import bisect_left
+from bisect import insort
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
-from headrace.core.base.events import BlockRemoved, BlockStored, EngineEffect
-from headrace.core.base.plan import PENDING, SeqStep, StepPlan
-from headrace.core.base.request import FinishReason
+from headrace.core.base.errors import InvariantError
+from headrace.core.base.events import Arrive, BlockRemoved, BlockStored, EngineEffect, StartStep
+from headrace.core.base.plan import BlockCopy, SeqResult, SeqStep, StepPlan
+from headrace.core.base.request import FinishReason, SeqSpec
 from headrace.core.base.types import Ns, SeqId, StepId
 from headrace.core.cost.model import StepShape
-from headrace.core.engine.core import OVERLAP_BELOW_NS, EngineCore, _Running
-from headrace.core.kv.manager import KvManager
-from headrace.core.scheduler.policies import is_protected
+from headrace.core.engine.core import OVERLAP_BELOW_NS, EngineCore, _Member, _Running
+from headrace.core.engine.plain import Decoding, by_key, is_decode, is_plain, will_be_plain
+from headrace.core.scheduler.room import Company
 from headrace.core.scheduler.sequence import Sequence as Seq
+from headrace.core.scheduler.sequence import State
+from headrace.core.scheduler.shares import share_of
+from headrace.core.scheduler.step import StepDraft
 
 MIN_STEPS: Final = 4  # fewer are not worth it
 Tokens = Callable[[SeqId, int, int], Sequence[int]]
@@ -29,229 +35,360 @@ Tokens = Callable[[SeqId, int, int], Sequence[int]]
 Changes = tuple[BlockStored | BlockRemoved, ...]
 
 
+class Prompts(NamedTuple):
+    """What a step computes of prompts."""
+
+    shares: tuple[SeqStep, ...]
+    copies: tuple[BlockCopy, ...]
+
+    @property
+    def only_decodes(self) -> bool:
+        """As the engine sees it: one token each."""
+        return all(len(share.tokens) == 1 for share in self.shares)
+
+
+class Passed(NamedTuple):
+    """What came of a step that was looked at."""
+
+    decoded: list[tuple[Decoding, EngineEffect]]  # those that have ended, with the last words
+    effects: list[EngineEffect]  # for those whose prompts were computed, and of the next plans
+    joined: list[Decoding]
+    changes: Changes
+    is_over: bool  # the engine is where it would be, and goes on by itself
+
+
 class Glide:
     """Steps count from 1, which is the one that runs when the glide begins."""
 
-    def __init__(
-        self, core: EngineCore, seqs: list[Seq], ends: list[int], num_steps: int, tokens: Tokens
-    ) -> None:
-        self.seqs = seqs  # in the order of plans, those that end on the way included
-        self.ends = ends  # with which step each of them has its last token
-        self.num_steps = num_steps  # that may be done within it; more may not be alike
+    def __init__(self, core: EngineCore, seqs: list[Seq], tokens: Tokens) -> None:
         self._core = core
         self._tokens = tokens
-        self.block_size = size = core.spec.block_size
-        self._is_ahead = len(core._steps) > 1
-        self._first_id = core._steps[0].plan.step_id
-        self._samples = [share.sample for share in core._steps[0].plan.seqs]
-        self._lengths = [len(seq.tokens) for seq in seqs]
-        # Tokens that were computed, or being computed, when it began.
-        self._planned = [seq.num_planned for seq in seqs]
-        # Steps between two ends are of the same sequences: the last one of them, how many
-        # sequences, and how many tokens these had computed when the glide began.
-        self._last_steps = sorted(set(ends))
-        self._batches = [
-            (sum(end >= last for end in ends), self._num_computed(last))
-            for last in self._last_steps
-        ]
-        self._full: dict[int, list[int]] = {}
-        self._needs: dict[int, list[int]] = {}
-        # By step modulo the block's size: whose block becomes full, and who needs one, when it is
-        # done.
-        for index, seq in enumerate(seqs):
-            self._full.setdefault(-seq.num_computed % size, []).append(index)
-            self._needs.setdefault((1 - seq.num_planned) % size, []).append(index)
-        # With which steps, modulo the block's size, a block becomes full or is needed.
-        self.border_places = self._full.keys() | self._needs.keys()
+        self.block_size = core.spec.block_size
+        self.first_id = core._steps[0].plan.step_id
+        self.done = 0  # steps, as far as they were looked at
+        self._planned = len(core._steps)  # steps, by then
+        self.decoding: list[Decoding] = []  # in the order of plans
+        # By step modulo the block's size: whose block becomes full when it is done, so that another
+        # one is needed by the step after it.
+        self.places: dict[int, list[Decoding]] = {}
+        self.ends: dict[int, list[Decoding]] = {}
+        self._length = 0  # of all that decode, together
+        self._computing: list[Seq] = []  # prompts
+        self._prompts: dict[int, Prompts] = {}  # of steps that are planned
+        for seq in seqs:
+            self._join(seq)
 
     @classmethod
     def begin(cls, core: EngineCore, tokens: Tokens) -> "Glide | None":
-        """None where the steps to come are not all alike, or too few. Changes nothing."""
+        """None where not all that run decode, or too few steps are to come. Changes nothing."""
         scheduler, steps = core._scheduler, core._steps
         if not steps or scheduler.num_waiting or core._loading or core._is_recovering:
             return None
-        if scheduler._twins._coming or not scheduler.learns_from_decoding:
+        if core._copies or scheduler._twins._coming or not scheduler.learns_from_decoding:
             return None
         overlap = core.config.scheduler.overlap
         if overlap != "auto" and (overlap == "on") != (len(steps) > 1):
             return None
-        if not _is_decode(steps[0], scheduler.num_running):
+        if not is_decode(steps[0], scheduler.num_running):
             return None
         seqs = [member.seq for member in steps[0].living]
-        limit = core.spec.max_model_len
-        ends = [min(seq.max_len, limit) - len(seq.tokens) for seq in seqs]
-        num_steps = max(ends) - 2
-        if num_steps < MIN_STEPS or not all(_is_plain(core, seq) for seq in seqs):
+        ends = [seq.max_len - len(seq.tokens) for seq in seqs]
+        if max(ends) - 2 < MIN_STEPS or not all(is_plain(core, seq) for seq in seqs):
             return None
         # A step that is planned ahead leaves out whoever will have all its tokens by then.
-        if len(steps) > 1 and not _is_decode(steps[1], sum(end > 1 for end in ends)):
+        if len(steps) > 1 and not is_decode(steps[1], sum(end > 1 for end in ends)):
             return None
-        for seq, end in zip(seqs, ends, strict=True):
-            if seq.spec.is_leased or seq.max_len > limit:
-                num_steps = min(num_steps, end - 2)
-        return cls(core, seqs, ends, num_steps, tokens) if num_steps >= MIN_STEPS else None
+        return cls(core, seqs, tokens)
 
     # ---- queries
 
     @property
-    def kv(self) -> KvManager:
-        return self._core._kv
+    def is_ahead(self) -> bool:
+        """Whether the step after the one that runs is planned."""
+        return self._planned - self.done > 1
 
     @property
-    def num_running(self) -> int:
-        return self._core._scheduler.num_running
+    def is_busy(self) -> bool:
+        """Whether every step is to be looked at."""
+        return bool(self._core._scheduler.num_waiting or self._computing)
 
-    def tokens(self, index: int, begin: int, end: int) -> tuple[int, ...]:
+    def prompts_of(self, step: int) -> Prompts | None:
+        """Of a step that is planned."""
+        return self._prompts.get(step)
+
+    def tokens(self, one: Decoding, begin: int, end: int) -> tuple[int, ...]:
         """What a sequence samples in the steps after `begin`, up to `end`."""
-        length = self._lengths[index]
-        return tuple(self._tokens(self.seqs[index].seq_id, length + begin, length + end))
+        return tuple(self._tokens(one.seq_id, one.length + begin, one.length + end))
 
     def shape(self, step: int) -> StepShape:
-        n, num_kv = self._batches[bisect_left(self._last_steps, step)]
-        num_kv += n * step
+        """Of all that decode, in a step before which none of them ends."""
+        n = len(self.decoding)
+        num_kv = self._length + n * (step - 1)
         return StepShape(n, n, n, num_kv, num_kv)
 
-    def num_done_tokens(self, num_steps: int) -> int:
-        """Computed with the first steps."""
-        return sum([min(num_steps, end) for end in self.ends])
+    def whole_shape(self, step: int) -> StepShape:
+        """Of all that is in the step, which is the one that runs."""
+        shape, prompts = self.shape(step), self._prompts.get(step)
+        for share in prompts.shares if prompts is not None else ():
+            shape += StepShape.of_share(share)
+        return shape
 
-    def num_planned_tokens(self, num_steps: int) -> int:
+    def num_planned_tokens(self, num_done: int) -> int:
         """Of sequences that run, computed or being computed when so many steps are done."""
+        planned = self._planned + num_done - self.done
         return sum(
-            [
-                min(planned + num_steps, length + end - 1)
-                for planned, length, end in zip(
-                    self._planned, self._lengths, self.ends, strict=True
-                )
-                if end > num_steps
-            ]
-        )
-
-    def outline(self, step: int) -> StepPlan:
-        """A step's plan, but for which tokens and blocks they are."""
-        return StepPlan(
-            StepId(self._first_id + step - 1),
-            tuple(
-                SeqStep(seq.seq_id, length + step - 2, (PENDING,), (), sample)
-                for seq, length, end, sample in zip(
-                    self.seqs, self._lengths, self.ends, self._samples, strict=True
-                )
-                if end >= step
-            ),
-        )
+            [one.length - 1 + min(planned, one.end) for one in self.decoding if one.end > num_done]
+        ) + sum([seq.num_planned for seq in self._computing])
 
     def is_alike(self, elapsed_ns: Ns) -> bool:
         """Whether a step that takes so long leaves it as it is whether steps are planned ahead."""
         if self._core.config.scheduler.overlap != "auto":
             return True
-        return (0 < elapsed_ns < OVERLAP_BELOW_NS) == self._is_ahead
+        return (0 < elapsed_ns < OVERLAP_BELOW_NS) == self.is_ahead
 
-    def has_room(self, step: int) -> bool:
-        """Whether everybody who needs a block then gets one at nobody's cost."""
-        needs = self._needs.get(step % self.block_size, ())
-        return len(needs) <= self._core._kv.num_available
+    def takes_all(self, specs: Sequence[SeqSpec]) -> bool:
+        """Whether these may come without the glide's end."""
+        config, handoff = self._core.config.scheduler, self._core._handoff
+        if handoff._loads or config.early_reject or config.overlap == "on":
+            return False
+        return all(will_be_plain(spec) for spec in specs)
+
+    @property
+    def last_step(self) -> int:
+        """With which the engine goes on by itself at the latest: the next two are of somebody."""
+        return max(self.ends, default=2) - 2
+
+    def can_pass(self, step: int) -> bool:
+        """Whether the end of the step costs nobody who runs a block, and some decode on."""
+        if step >= self.last_step:
+            return False
+        kv, size = self._core._kv, self.block_size
+        places = self.places
+        num_wanted = len(places.get(step % size, ())) + len(places.get((step + 1) % size, ()))
+        if self.is_busy:
+            for seq in self._computing:
+                num_wanted += kv.blocks_for(len(seq.tokens) + 1) - kv.num_held(seq.seq_id)
+            for seq in self._core._scheduler.waiting():
+                num_wanted += kv.blocks_for(len(seq.tokens) + 1)
+            prompts = self._prompts.get(step)
+            # The last token of a prompt, alone, is planned as what decodes.
+            for share in prompts.shares if prompts is not None else ():
+                num_known = len(self._core._seqs[share.seq_id].tokens)
+                if share.start + len(share.tokens) == num_known - 1:
+                    return False
+        return num_wanted <= kv.num_available
 
     # ---- changes
 
-    def pass_border(self, step: int) -> tuple[Changes, dict[int, EngineEffect]]:
-        """What the end of the step does to blocks, in the engine's order, and the last words on
-        those who have all their tokens, by their places among `seqs`.
-        """
-        kv, place, ends = self._core._kv, step % self.block_size, self.ends
-        full = [index for index in self._full.get(place, ()) if ends[index] >= step]
-        last_words: dict[int, EngineEffect] = {}
-        if step in ends:
-            ended = [index for index, end in enumerate(ends) if end == step]
-            for index in sorted({*full, *ended}):
-                if index in full:
-                    self._commit(index, step)
-                if ends[index] == step:
-                    last_words[index] = self._finish(index)
-        else:
-            for index in full:
-                self._commit(index, step)
-        planned = step + 1 + self._is_ahead
-        for index in self._needs.get(place, ()):
-            if ends[index] >= planned:
-                seq_id = self.seqs[index].seq_id
-                kv.reserve(seq_id, (kv.num_held(seq_id) + 1) * self.block_size)
-        return kv.drain_changes(), last_words
+    def arrive(self, now: Ns, event: Arrive) -> list[EngineEffect]:
+        """Sequences that it takes come while a step runs."""
+        core = self._core
+        core._now = now
+        effects: list[EngineEffect] = []
+        for spec in event.seqs:
+            core._arrive(now, spec, effects)
+        return effects
 
-    def land(self, ends_ns: Sequence[Ns], elapsed_ns: Sequence[Ns]) -> list[StepPlan]:
-        """Bring the engine to the end of the last of these steps (at least one, borders passed).
-
-        Returns the plans that run then: the next step's, and one made ahead.
-        """
-        core, scheduler, num_steps = self._core, self._core._scheduler, len(ends_ns)
-        for step in scheduler.learned_among(StepId(self._first_id), num_steps):
-            scheduler.learn_decoding(self.shape(step + 1), elapsed_ns[step])
-        for index, seq in enumerate(self.seqs):
-            if self.ends[index] > num_steps:
-                self._fill(index, num_steps)
-                seq.num_planned = seq.num_computed
-                seq.num_in_flight = seq.num_pending = 0
-                seq.num_failures = 0
-        core._steps.clear()
+    def pass_to(self, step: int, elapsed_ns: Sequence[Ns]) -> None:
+        """Steps are done with whose ends there is nothing to do; these times each of all took."""
+        core, scheduler, done = self._core, self._core._scheduler, self.done
+        num_steps = step - done
+        if num_steps <= 0:
+            return
+        for index in scheduler.learned_among(StepId(self.first_id + done), num_steps):
+            number = done + index + 1
+            step_id = StepId(self.first_id + done + index)
+            scheduler.learn_shape(step_id, self.shape(number), elapsed_ns[number - 1])
         core._num_steps += num_steps
-        core._num_computed_tokens += self.num_done_tokens(num_steps)
-        core._last_elapsed_ns = elapsed_ns[num_steps - 1]
-        core._now = ends_ns[-1]
-        scheduler._next_step_id = self._first_id + num_steps
-        nothing: list[EngineEffect] = []
-        core._start_step(core._now, nothing)
-        if self._is_ahead:
-            core._start_step(core._now, nothing, is_ahead=True)
+        core._num_computed_tokens += num_steps * len(self.decoding)
+        core._last_elapsed_ns = elapsed_ns[step - 1]
+        self.done = step
+        self._planned += num_steps
+
+    def pass_step(self, at_ns: Ns, elapsed_ns: Ns) -> Passed:
+        """The step that runs is done, and as many are planned as production would plan."""
+        core, scheduler, step = self._core, self._core._scheduler, self.done + 1
+        shape = self.whole_shape(step)
+        core._now, core._last_elapsed_ns = at_ns, elapsed_ns
+        scheduler.learn_shape(StepId(self.first_id + step - 1), shape, elapsed_ns)
+        core._num_steps += 1
+        core._num_computed_tokens += shape.num_tokens
+        ended = self._pass_decoding(step)
+        effects: list[EngineEffect] = []
+        joining = self._pass_prompts(step, effects)
+        self.done = step
+        joined = [self._join(seq) for seq in joining]
+        if self._planned == step:
+            self._plan(at_ns, effects)
+        is_over = False
+        if self._planned == step + 1 and self._plans_ahead(step + 1):
+            # Upon tokens of prompts that are not sampled yet only the engine itself can plan.
+            is_over = step + 1 in self._prompts
+            if is_over:
+                self.land()
+                core._start_step(at_ns, effects, is_ahead=True)
+                effects = [effect for effect in effects if not isinstance(effect, StartStep)]
+            else:
+                self._plan(at_ns, effects, is_ahead=True)
+        return Passed(ended, effects, joined, core._kv.drain_changes(), is_over)
+
+    def land(self) -> list[StepPlan]:
+        """Bring the engine to where it is. Returns the plans that run: the next step's, and one
+        made ahead.
+        """
+        core, done = self._core, self.done
+        core._scheduler._next_step_id = self.first_id + self._planned
+        for one in self.decoding:
+            self._fill(one, done)
+            one.seq.num_failures = 0
+        core._steps.clear()
+        for step in range(done + 1, self._planned + 1):
+            core._steps.append(self._running(step))
         return [running.plan for running in core._steps]
 
-    def _num_computed(self, step: int) -> int:
-        """Tokens that the step's sequences had computed when the glide began."""
-        pairs = zip(self._lengths, self.ends, strict=True)
-        return sum([length - 1 for length, end in pairs if end >= step])
+    # ---- the end of a step
 
-    def _commit(self, index: int, step: int) -> None:
+    def _pass_decoding(self, step: int) -> list[tuple[Decoding, EngineEffect]]:
+        """What it does to blocks of those that decode, in the engine's order."""
+        full, ending = self.places.get(step % self.block_size, ()), self.ends.pop(step, None)
+        if ending is None:
+            for one in full:
+                self._commit(one, step)
+            return []
+        ended: list[tuple[Decoding, EngineEffect]] = []
+        for one in sorted({*full, *ending}, key=by_key):
+            if one in full:
+                self._commit(one, step)
+            if one.end == step:
+                ended.append((one, self._finish(one)))
+        for one in ending:
+            self._leave(one)
+        return ended
+
+    def _pass_prompts(self, step: int, effects: list[EngineEffect]) -> list[Seq]:
+        """Who has its first token with it."""
+        prompts = self._prompts.pop(step, None)
+        if prompts is None:
+            return []
+        core, joining = self._core, list[Seq]()
+        for share in prompts.shares:
+            seq = core._seqs[share.seq_id]
+            sampled: tuple[int, ...] = ()
+            if share.sample is not None:
+                position = share.sample.position
+                sampled = tuple(self._tokens(seq.seq_id, position, position + 1))
+            core._apply(seq, share, SeqResult(seq.seq_id, sampled), effects)
+            if sampled:
+                self._computing.remove(seq)
+                if seq.state is State.RUNNING:
+                    joining.append(seq)
+        return joining
+
+    def _plans_ahead(self, step: int) -> bool:
+        """Whether to plan the step after this one, which runs."""
+        match self._core.config.scheduler.overlap:
+            case "on":
+                return True
+            case "auto":
+                prompts = self._prompts.get(step)
+                only_decodes = prompts is None or prompts.only_decodes
+                return only_decodes and 0 < self._core._last_elapsed_ns < OVERLAP_BELOW_NS
+            case _:
+                return False
+
+    def _plan(self, now: Ns, effects: list[EngineEffect], *, is_ahead: bool = False) -> None:
+        core, scheduler, kv = self._core, self._core._scheduler, self._core._kv
+        self._planned = step = self._planned + 1
+        for one in self.places.get((step - 1) % self.block_size, ()):
+            if one.end >= step:
+                kv.reserve(one.seq_id, (kv.num_held(one.seq_id) + 1) * self.block_size)
+        if not self.is_busy:
+            return
+        decoding = [one for one in self.decoding if one.end >= step]
+        draft = StepDraft(
+            core.config.scheduler.step_tokens, is_ahead=is_ahead, num_others=len(decoding)
+        )
+        scheduler.plan_prompts(self._company(decoding), self._computing, draft, now)
+        effects += draft.effects
+        if not draft.seqs:
+            return
+        for share in draft.seqs.values():
+            seq = core._seqs[share.seq_id]
+            seq.launch(share)
+            if seq not in self._computing:
+                self._computing.append(seq)
+        self._prompts[step] = Prompts(tuple(draft.seqs.values()), tuple(draft.copies))
+
+    def _company(self, decoding: list[Decoding]) -> Company:
+        if not decoding:
+            return Company(0, 0, None)
+        num_kv = sum([one.length for one in decoding]) + self.done * len(decoding)
+        usual = self._core.config.scheduler.itl_target_ms
+        stated = [one.seq.spec.slo.itl_ms for one in decoding]
+        return Company(
+            len(decoding), num_kv, min([usual if one is None else one for one in stated])
+        )
+
+    # ---- one sequence
+
+    def _join(self, seq: Seq) -> Decoding:
+        if not is_plain(self._core, seq):
+            raise InvariantError("a glide cannot take a sequence along", seq_id=seq.seq_id)
+        one = Decoding(seq, self.done)
+        insort(self.decoding, one, key=by_key)
+        insort(self.places.setdefault((1 - one.length) % self.block_size, []), one, key=by_key)
+        self.ends.setdefault(one.end, []).append(one)
+        self._length += one.length
+        return one
+
+    def _leave(self, one: Decoding) -> None:
+        self.decoding.remove(one)
+        place = (1 - one.length) % self.block_size
+        self.places[place].remove(one)
+        if not self.places[place]:
+            del self.places[place]
+        self._length -= one.length
+
+    def _commit(self, one: Decoding, step: int) -> None:
         """What the step samples belongs to no full block, and it may yet be the last to land."""
-        seq = self.seqs[index]
-        self._fill(index, step - 1)
-        self._core._kv.commit(seq.seq_id, seq.chain, seq.tokens, seq.num_computed + 1)
+        core, seq = self._core, one.seq
+        self._fill(one, step - 1)
+        num_computed = seq.num_computed + 1
+        if core._scheduler._twins._coming:
+            core._scheduler._twins.arrived(seq.chain.names[num_computed // self.block_size - 1])
+        core._kv.commit(seq.seq_id, seq.chain, seq.tokens, num_computed)
 
-    def _finish(self, index: int) -> EngineEffect:
+    def _finish(self, one: Decoding) -> EngineEffect:
         effects: list[EngineEffect] = []
-        self._fill(index, self.ends[index])
-        self._core._finish(self.seqs[index], FinishReason.LENGTH, effects)
+        self._fill(one, one.end)
+        self._core._finish(one.seq, FinishReason.LENGTH, effects)
         return effects[0]
 
-    def _fill(self, index: int, step: int) -> None:
-        """What a sequence has when the step is done."""
-        seq = self.seqs[index]
-        length = self._lengths[index] + step
+    def _fill(self, one: Decoding, step: int) -> None:
+        """What a sequence has when the step is done. It never seems to want more than one token:
+        whoever plans prompts passes it by.
+        """
+        seq = one.seq
+        length = one.length + step
         start = len(seq.tokens)
         if start < length:
-            seq.tokens += self._tokens(seq.seq_id, start, length)
+            seq.tokens += self._tokens(one.seq_id, start, length)
             seq.chain.extend(seq.tokens)
-        seq.num_computed = length - 1
+        seq.num_computed = seq.num_planned = length - 1
+        seq.num_in_flight = seq.num_pending = 0
 
-
-def _is_decode(step: _Running, num_seqs: int) -> bool:
-    """Whether a step computes one token of each of so many sequences, and of nobody else."""
-    plan = step.plan
-    return (
-        len(plan.seqs) == plan.num_tokens == num_seqs
-        and not plan.copies
-        and all(member.seq.epoch == member.epoch for member in step.living)
-    )
-
-
-def _is_plain(core: EngineCore, seq: Seq) -> bool:
-    """Whether it goes on until its length is reached, whatever is sampled."""
-    spec, params = seq.spec, seq.spec.params
-    can_stop = params.stop_token_ids or (spec.eos_token_ids and not params.ignore_eos)
-    is_asked_more = params.needs_history or params.logprobs is not None
-    return (
-        seq.ending is None
-        and len(seq.tokens) == seq.num_computed + 1
-        and seq.num_output >= params.min_tokens
-        and seq.num_output > len(spec.output_tokens)  # its first token here is an event of its own
-        and not (can_stop or is_asked_more or seq.wants_scores)
-        and not is_protected(core.config.scheduler, seq)
-        and core._kv.num_held(seq.seq_id) == core._kv.blocks_for(seq.num_planned)
-    )
+    def _running(self, step: int) -> _Running:
+        """A step that is planned, as the engine has it."""
+        core = self._core
+        shares = []
+        for one in self.decoding:
+            if one.end >= step:
+                shares.append(share_of(one.seq, 1, core._kv.block_ids(one.seq_id)))
+                one.seq.launch(shares[-1])
+        prompts = self._prompts.get(step, Prompts((), ()))
+        shares += prompts.shares
+        seqs = [core._seqs[share.seq_id] for share in shares]
+        plan = StepPlan(
+            StepId(self.first_id + step - 1), tuple(shares), prompts.copies, step > self.done + 1
+        )
+        return _Running(plan, [_Member(seq, seq.epoch) for seq in seqs])

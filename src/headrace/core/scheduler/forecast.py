@@ -9,7 +9,7 @@ from headrace.core.cost.learned import LearnedCost
 from headrace.core.cost.model import StepShape
 from headrace.core.kv.manager import KvManager
 from headrace.core.scheduler.lanes import ShortShare
-from headrace.core.scheduler.room import room_of
+from headrace.core.scheduler.room import Company, room_of
 from headrace.core.scheduler.sequence import Sequence
 
 # Looking up what the cache holds takes time; of a longer queue the rest counts in full.
@@ -55,7 +55,8 @@ def predict_ttft_ns(
     share = config.short_prompt_share
     due += min(num_long, round(due * (1.0 - share) / share))
     decoding = [other for other in running if other.num_remaining == 1]
-    room = room_of(config, cost, decoding, (), ShortShare(share)).short(has_long=False)
+    company = Company.of(config, decoding)
+    room = room_of(config, cost, company, (), ShortShare(share)).short(has_long=False)
     num_decode = len(decoding)
     num_kv = sum(len(other.tokens) for other in running)
     total = 0

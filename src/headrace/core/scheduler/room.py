@@ -8,7 +8,7 @@ guaranteed part, then the long one beside what the short one took, then the shor
 import math
 from bisect import bisect_right
 from collections.abc import Iterable
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from headrace.core.base.types import NS_PER_MS, Ns
 from headrace.core.config.schema import SchedulerConfig
@@ -40,25 +40,41 @@ class Room(Protocol):
         ...
 
 
+class Company(NamedTuple):
+    """Those that decode in a step, which get their token in any case."""
+
+    num_seqs: int
+    num_kv_tokens: int  # that they have
+    itl_ms: float | None  # the tightest target that one of them states, or is given
+
+    @classmethod
+    def of(cls, config: SchedulerConfig, decoding: Iterable[Sequence]) -> "Company":
+        seqs = [seq for seq in decoding if seq.length > seq.num_prompt]
+        if not seqs:
+            return cls(0, 0, None)
+        stated = [seq.spec.slo.itl_ms for seq in seqs]
+        targets = [config.itl_target_ms if one is None else one for one in stated]
+        return cls(len(seqs), sum([len(seq.tokens) for seq in seqs]), min(targets))
+
+
 def room_of(
     config: SchedulerConfig,
     cost: LearnedCost,
-    decoding: Iterable[Sequence],
+    company: Company,
     prompts: Iterable[Sequence],
     share: ShortShare,
 ) -> Room:
-    """The room beside those that decode, which get their token in any case.
+    """The room beside those that decode.
 
     While the cost model is a guess, prompts get UNKNOWN_STEP_TOKENS. A step never has more than
     `step_tokens`.
     """
-    seqs = [seq for seq in decoding if seq.length > seq.num_prompt]
-    most = max(0, config.step_tokens - len(seqs))
+    most = max(0, config.step_tokens - company.num_seqs)
     if config.budget == "fixed":
         return TokenRoom(most, share)
     if not cost.is_reliable:
         return TokenRoom(min(most, UNKNOWN_STEP_TOKENS), share)
-    return TimeRoom(config, cost, seqs, prompts, most, share)
+    return TimeRoom(config, cost, company, prompts, most, share)
 
 
 class TokenRoom:
@@ -94,7 +110,7 @@ class TimeRoom:
         self,
         config: SchedulerConfig,
         cost: LearnedCost,
-        decoding: list[Sequence],
+        company: Company,
         prompts: Iterable[Sequence],
         most: int,
         share: ShortShare,
@@ -103,18 +119,16 @@ class TimeRoom:
         self._predict_ns = cost.current.step_ns
         self._most, self._least = most, min(most, config.min_prefill_tokens)
         self._share = share
-        self._num_decode = len(decoding)
-        self._num_kv = sum([len(seq.tokens) for seq in decoding])
+        self._num_decode, self._num_kv, target_ms = company
         self._short_start = self._long_start = 0
         for seq in prompts:
             if seq.is_long:
                 self._long_start = max(self._long_start, seq.num_planned)
             else:
                 self._short_start = max(self._short_start, seq.num_planned)
-        self._decode_ns = self._step_ns(0, 0) if decoding else 0
+        self._decode_ns = self._step_ns(0, 0) if company.num_seqs else 0
         self._limit_ns = config.long_step_ms * NS_PER_MS
-        if decoding:
-            target_ms = _itl_target_ms(config, decoding)
+        if target_ms is not None:
             self._limit_ns = target_ms * (1.0 - config.itl_margin) * NS_PER_MS
             if self._decode_ns >= self._limit_ns:
                 self._limit_ns = 2.0 * self._decode_ns
@@ -173,9 +187,3 @@ class TimeRoom:
                 kv += start + num
         num_tokens = self._num_decode + num_short + num_long
         return self._predict_ns(StepShape(num_tokens, num_seqs, num_seqs, pairs, kv))
-
-
-def _itl_target_ms(config: SchedulerConfig, seqs: Iterable[Sequence]) -> float:
-    """The tightest; that of the configuration where a request states none."""
-    stated = (seq.spec.slo.itl_ms for seq in seqs)
-    return min(config.itl_target_ms if one is None else one for one in stated)

@@ -25,12 +25,8 @@ from headrace.core.cost.model import CostModel, StepShape
 from headrace.core.kv.manager import KvManager
 from headrace.core.scheduler.forecast import count_prefill, predict_ttft_ns
 from headrace.core.scheduler.lanes import DeficitRoundRobin, ShortShare
-from headrace.core.scheduler.policies import (
-    choose_victim,
-    is_protected,
-    promised_tokens,
-)
-from headrace.core.scheduler.room import Room, room_of
+from headrace.core.scheduler.policies import choose_victim, is_protected, promised_tokens
+from headrace.core.scheduler.room import Company, room_of
 from headrace.core.scheduler.sequence import Sequence, State
 from headrace.core.scheduler.shares import share_of
 from headrace.core.scheduler.step import StepDraft
@@ -104,16 +100,17 @@ class Scheduler:
 
     @property
     def learns_from_decoding(self) -> bool:
-        """Whether steps that only decode are learned from as `learn_decoding` does."""
+        """Whether steps that only decode are learned from once for many."""
         return not self._learns or self._cost.is_reliable
 
     def learned_among(self, first: StepId, num_steps: int) -> range:
         """Which of so many steps that only decode, counted from 0, are learned from."""
         return self._cost.learned_among(first, num_steps) if self._learns else range(0)
 
-    def learn_decoding(self, shape: StepShape, elapsed_ns: Ns) -> None:
-        """As `learn`, of a step in which everybody decoded, without its plan."""
-        self._cost.learn_decoding(shape, elapsed_ns)
+    def learn_shape(self, step_id: StepId, shape: StepShape, elapsed_ns: Ns) -> None:
+        """As `learn`, without the step's plan."""
+        if self._learns:
+            self._cost.learn_shape(step_id, shape, elapsed_ns)
 
     @property
     def _learns(self) -> bool:
@@ -179,8 +176,7 @@ class Scheduler:
         step = StepDraft(self._config.step_tokens, is_ahead=is_ahead)
         self._plan_decoding(decoding, step, now)
         if (prompts or self._waiting) and not step.is_abandoned:
-            room = room_of(self._config, self._cost, decoding, prompts, self._short_share)
-            self._plan_prompts(prompts, room, step, now)
+            self.plan_prompts(Company.of(self._config, decoding), prompts, step, now)
         if step.is_abandoned or not step.seqs:
             return None, step.effects
         shares = tuple(step.seqs.values())
@@ -203,8 +199,13 @@ class Scheduler:
                     continue
             self._grow_share(seq, 1, step, now)
 
-    def _plan_prompts(self, prompts: list[Sequence], room: Room, step: StepDraft, now: Ns) -> None:
-        """Each lane its guaranteed part, then whatever is left to whoever can use it."""
+    def plan_prompts(
+        self, company: Company, prompts: list[Sequence], step: StepDraft, now: Ns
+    ) -> None:
+        """The rest of a step in which `company` decodes: each lane its guaranteed part, then
+        whatever is left to whoever can use it.
+        """
+        room = room_of(self._config, self._cost, company, prompts, self._short_share)
         has_long = any(seq.is_long for seq in prompts) or self._waiting.num_long > 0
         # Whoever waits may be short, since the cache decides that; nothing is lost if nobody is.
         has_short = not all(seq.is_long for seq in prompts) or bool(self._waiting)
@@ -214,7 +215,7 @@ class Scheduler:
             self._fill(step, now, num_short=part)
             num_short = part - step.left(is_long=False)
         if has_long and not step.is_abandoned:
-            part = room.long(num_short, is_empty=not step.seqs)
+            part = room.long(num_short, is_empty=step.is_empty)
             self._fill(step, now, num_long=part)
             num_long = part - step.left(is_long=True)
             if has_short and not step.is_abandoned:

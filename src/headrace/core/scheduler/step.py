@@ -19,11 +19,14 @@ class StepDraft:
         "is_abandoned",
         "is_ahead",
         "num_kept",
+        "num_others",
         "seqs",
     )
 
-    def __init__(self, budget: int, *, is_ahead: bool = False) -> None:
-        self.budget = budget  # tokens that are left
+    def __init__(self, budget: int, *, is_ahead: bool = False, num_others: int = 0) -> None:
+        """`num_others` sequences decode in it, without a share here."""
+        self.budget = budget - num_others  # tokens that are left
+        self.num_others = num_others
         self.seqs: dict[SeqId, SeqStep] = {}
         self.copies: list[BlockCopy] = []
         self.effects = list[EngineEffect]()
@@ -38,6 +41,10 @@ class StepDraft:
     def open_lanes(self, *, num_short: int = 0, num_long: int = 0) -> None:
         """From here on each lane takes no more than this."""
         self._short_left, self._long_left = num_short, num_long
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.seqs or self.num_others)
 
     @property
     def is_full(self) -> bool:

@@ -29,7 +29,7 @@ from headrace.core.base.events import (
 from headrace.core.base.plan import SeqStep, StepPlan
 from headrace.core.base.request import Slo
 from headrace.core.base.types import Ns, SeqId, StepId
-from headrace.core.cost.model import CostModel
+from headrace.core.cost.model import CostModel, StepShape
 from headrace.core.telemetry.life import Life
 from headrace.core.telemetry.record import RequestRecord
 from headrace.core.telemetry.steps import RunningStep, Share, StepLedger
@@ -125,7 +125,7 @@ class Telemetry:
             life = self._lives.get(seq_id)
             if life is not None:
                 life.start_step(now)
-        self._run(RunningStep(plan, now, shares, self.cost))
+        self._run(RunningStep(plan.step_id, now, shares, StepShape.of(plan), self.cost))
 
     def _run(self, step: RunningStep) -> None:
         self._step = step

@@ -6,8 +6,8 @@ others, and goes to their prefill and their decode in proportion to their tokens
 step would save without it. Predictions only divide; what is divided is the time that passed.
 """
 
-from headrace.core.base.plan import SeqStep, StepPlan
-from headrace.core.base.types import Ns, SeqId
+from headrace.core.base.plan import SeqStep
+from headrace.core.base.types import Ns, SeqId, StepId
 from headrace.core.cost.model import CostModel, StepShape
 
 
@@ -33,25 +33,30 @@ class RunningStep:
     """A step with its predicted costs."""
 
     def __init__(
-        self, plan: StepPlan, started_ns: Ns, shares: dict[SeqId, Share], cost: CostModel
+        self,
+        step_id: StepId,
+        started_ns: Ns,
+        shares: dict[SeqId, Share],
+        whole: StepShape,
+        cost: CostModel,
     ) -> None:
-        self.step_id = plan.step_id
+        """What of the step is in none of `shares` decodes."""
+        self.step_id = step_id
         self.started_ns = started_ns
         self.shares = shares
         self._cost = cost
-        whole = StepShape.of(plan)
         prefill = StepShape(0, 0, 0, 0, 0)
         for share in shares.values():
             if not share.is_decode:
                 prefill += share.shape
         decode = whole - prefill
-        self._whole_ns = cost.step_ns(whole)
+        self.whole_ns = cost.step_ns(whole)
         self._num_prefill, self._num_decode = prefill.num_tokens, decode.num_tokens
         # What the step would save without its prefill, and without its decode.
         self._prefill_ns, self._decode_ns = prefill.num_tokens, decode.num_tokens
         if prefill.num_tokens and decode.num_tokens:
-            self._prefill_ns = max(0, self._whole_ns - cost.step_ns(decode))
-            self._decode_ns = max(0, self._whole_ns - cost.step_ns(prefill))
+            self._prefill_ns = max(0, self.whole_ns - cost.step_ns(decode))
+            self._decode_ns = max(0, self.whole_ns - cost.step_ns(prefill))
 
     def split(self, share: Share, elapsed_ns: int) -> tuple[int, int, int, int]:
         """The time of the step as seen by one of its sequences; the parts add up to it.
@@ -60,7 +65,7 @@ class RunningStep:
         """
         if share.num_lost == share.num_tokens:
             return 0, elapsed_ns, 0, 0
-        whole_ns = self._whole_ns
+        whole_ns = self.whole_ns
         alone_ns = min(self._cost.step_ns(share.shape), whole_ns)
         alone_part = own_part = elapsed_ns * alone_ns // whole_ns
         if share.num_lost:
@@ -77,6 +82,10 @@ class RunningStep:
     def split_outside(self, elapsed_ns: int) -> tuple[int, int]:
         """(prefill, decode) time of the step as seen by a sequence that was left out of it."""
         return self._divide(elapsed_ns, self._num_prefill, self._num_decode)
+
+    def prefill_part(self) -> float:
+        """Of the time that is not its own, what a sequence that decodes in it owes to prompts."""
+        return self._divide(1 << 30, self._num_prefill, self._num_decode - 1)[0] / (1 << 30)
 
     def _divide(self, elapsed_ns: int, num_prefill: int, num_decode: int) -> tuple[int, int]:
         """Among so many tokens of prefill and decode, at what one of each saves on average.

@@ -12,7 +12,7 @@ from headrace.core.cost.learned import MIN_SAMPLES, LearnedCost
 from headrace.core.cost.model import CostModel, StepShape
 from headrace.core.kv.names import BlockChain
 from headrace.core.scheduler.lanes import ShortShare
-from headrace.core.scheduler.room import UNKNOWN_STEP_TOKENS, Room, room_of
+from headrace.core.scheduler.room import UNKNOWN_STEP_TOKENS, Company, Room, room_of
 from headrace.core.scheduler.sequence import Sequence
 from support.fake_device import LinearCost
 
@@ -53,7 +53,8 @@ def room(
 ) -> Room:
     config = SchedulerConfig(**{"itl_margin": 0.0, **settings})
     learned = LearnedCost(cost or LinearCost())
-    return room_of(config, learned, seqs, prompts, share or ShortShare(0.75))
+    company = Company.of(config, seqs)
+    return room_of(config, learned, company, prompts, share or ShortShare(0.75))
 
 
 def num_short(*seqs: Sequence, **settings: Any) -> int:
@@ -150,7 +151,8 @@ def test_a_chunk_far_into_its_prompt_is_predicted_with_what_it_attends_to() -> N
 
     def num_long(start: int) -> int:
         prompts = (prompt(start, is_long=True),)
-        step = room_of(SchedulerConfig(), cost, [decoding(0)], prompts, ShortShare(0.75))
+        company = Company.of(SchedulerConfig(), [decoding(0)])
+        step = room_of(SchedulerConfig(), cost, company, prompts, ShortShare(0.75))
         return step.long(0, is_empty=False)
 
     assert num_long(8000) < num_long(0)

@@ -1,0 +1,134 @@
+"""A glide with its times, as far as they are known, and what was told of it.
+
+Decides when a step of it has to be looked at; refuses to know what is done then.
+"""
+
+from bisect import bisect_right
+from collections.abc import Collection
+from typing import Final
+
+import msgspec
+
+from headrace.core.base.types import Ns
+from headrace.core.engine.core import EngineCore
+from headrace.core.engine.glide import Glide
+from headrace.core.engine.plain import Decoding, by_key
+from headrace.core.engine.stats import EngineStats
+from headrace.core.router.events import WorkerLoad
+from headrace.core.router.front import PROGRESS_TOKENS
+from headrace.sim.steps import ListedSteps
+from headrace.sim.untold import Untold
+
+MAX_STEPS: Final = 4096  # of one glide
+
+
+class Way:
+    """`ends_ns` and `elapsed_ns` are of steps from the first one on, up to the next one that is to
+    be looked at.
+    """
+
+    def __init__(
+        self, glide: Glide, end_ns: Ns, elapsed_ns: Ns, steps: ListedSteps, untold: Untold
+    ) -> None:
+        self.glide = glide
+        self.ends_ns = [end_ns]
+        self.elapsed_ns = [elapsed_ns]
+        self._steps = steps
+        self._untold = untold
+        # By step modulo that many: whose reader has had so many tokens that the router hears of it.
+        self._progress: dict[int, list[Decoding]] = {}
+        for one in glide.decoding:
+            self.join(one)
+
+    def next_border(self, step: int) -> int:
+        """The first step after this one that is to be looked at."""
+        glide, ends_ns, progress = self.glide, self.ends_ns, self._progress
+        places, size, ends = glide.places, glide.block_size, glide.ends
+        is_ahead, last_step = glide.is_ahead, min(MAX_STEPS, glide.last_step)
+        while True:
+            step += 1
+            if step > len(ends_ns):
+                self.add(self._steps.elapsed_ns(glide.shape(step)))
+            if (
+                step % size in places
+                or (step + is_ahead) % size in places
+                or step % PROGRESS_TOKENS in progress
+                or step in ends
+                or step >= last_step
+                or not glide.is_alike(self.elapsed_ns[step - 1])
+            ):
+                return step
+
+    def next_step(self, step: int) -> int:
+        """The one after this, where prompts may be in it."""
+        del self.ends_ns[step:], self.elapsed_ns[step:]
+        self.add(self._steps.elapsed_ns(self.glide.whole_shape(step + 1)))
+        return step + 1
+
+    def add(self, elapsed_ns: Ns) -> None:
+        """How long the next step takes."""
+        self.ends_ns.append(Ns(self.ends_ns[-1] + elapsed_ns))
+        self.elapsed_ns.append(elapsed_ns)
+
+    def num_done(self, now: Ns) -> int:
+        return bisect_right(self.ends_ns, now)
+
+    def busy_ns(self, num_done: int) -> int:
+        """In steps that began within it, after the first one."""
+        return sum(self.elapsed_ns[1 : num_done + 1])
+
+    # ---- what readers hear
+
+    def join(self, one: Decoding) -> None:
+        place = (one.since + self._untold.num_until_told(one.seq_id)) % PROGRESS_TOKENS
+        self._progress.setdefault(place, []).append(one)
+        self._progress[place].sort(key=by_key)
+
+    def leave(self, one: Decoding) -> None:
+        for place, members in self._progress.items():
+            if one in members:
+                members.remove(one)
+                if not members:
+                    del self._progress[place]
+                return
+
+    def heard_with(self, step: int, ended: Collection[Decoding]) -> list[Decoding]:
+        """Those of whom a reader hears with this step, in the order of plans."""
+        due = self._progress.get(step % PROGRESS_TOKENS, ())
+        if not ended:
+            return [one for one in due if one.told < step]
+        return sorted({*ended, *(one for one in due if one.told < step)}, key=by_key)
+
+    def tell(self, step: int) -> None:
+        """What everybody has after this step."""
+        for one in self.glide.decoding:
+            self.tell_one(one, step)
+
+    def tell_one(self, one: Decoding, step: int) -> None:
+        if one.told < step:
+            tokens = self.glide.tokens(one, one.told, step)
+            self._untold.add(one.seq_id, tokens, self.ends_ns[one.told : step])
+            one.told = step
+
+    # ---- what the core would say, had it not glided
+
+    def load(self, core: EngineCore, now: Ns) -> WorkerLoad:
+        kv, scheduler = core._kv, core._scheduler
+        return WorkerLoad(
+            num_running=scheduler.num_running,
+            num_waiting=scheduler.num_waiting,
+            num_queued_prefill_tokens=scheduler.num_prefill_tokens if self.glide.is_busy else 0,
+            num_kv_tokens=self.glide.num_planned_tokens(self.num_done(now)),
+            num_free_blocks=kv.num_free,
+            num_cached_blocks=kv.num_cached,
+            num_pinned_blocks=kv.num_blocks - kv.num_free - kv.num_cached,
+        )
+
+    def stats(self, stats: EngineStats, now: Ns) -> EngineStats:
+        num_more = self.num_done(now) - self.glide.done
+        return msgspec.structs.replace(
+            stats,
+            num_steps=stats.num_steps + num_more,
+            num_computed_tokens=stats.num_computed_tokens + num_more * len(self.glide.decoding),
+            num_kv_tokens=self.glide.num_planned_tokens(self.num_done(now)),
+        )
