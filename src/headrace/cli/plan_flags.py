@@ -77,9 +77,14 @@ class SimulatorFlags:
         ),
     ] = None
     attainment: Annotated[
-        float, Parameter(help="share of requests that must be good at a simulated load")
-    ] = 0.9
-    seed: Annotated[int, Parameter(help="of simulated arrivals")] = 0
+        float | None,
+        Parameter(
+            help="share of requests that must be good at a simulated load; 0.9", show_default=False
+        ),
+    ] = None
+    seed: Annotated[int | None, Parameter(help="of simulated arrivals; 0", show_default=False)] = (
+        None
+    )
 
 
 @Parameter(name="*", group=_OUTPUT)

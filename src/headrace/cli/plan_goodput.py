@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from headrace.sim.setup import Device
 
 MAX_WORKERS = 4096
+USUAL_ATTAINMENT = 0.9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +57,7 @@ def goodput(
     answer: AnswerFlags,
 ) -> int:
     check_plot(answer)
+    check_simulator(asked.simulator)
     machine = machine_of(asked, target, layout)
     is_reference = asked.preset is not None
     profile = profile_of(workload, REFERENCE_TRAFFIC) if is_reference else profile_of(workload)
@@ -105,6 +107,24 @@ def machine_of(
     return DataSheetMachine(engine, cost)
 
 
+def check_simulator(asked: SimulatorFlags) -> None:
+    """Raises ConfigError for numbers out of range, and for words that would mean nothing."""
+    if asked.simulate is not None:
+        check_range("--simulate", asked.simulate, 1, 1e7)
+        check_range("--attainment", attainment_of(asked), 0.01, 1.0)
+        return
+    for name in ("attainment", "seed"):
+        if getattr(asked, name) is not None:
+            raise ConfigError(
+                f"--{name} is of a simulation, and the formulas know means only",
+                hint="say --simulate N, or leave it out",
+            )
+
+
+def attainment_of(asked: SimulatorFlags) -> float:
+    return USUAL_ATTAINMENT if asked.attainment is None else asked.attainment
+
+
 def service_times(asked: GoodputAsked, machine: Machine, profile: WorkloadProfile) -> ServiceTimes:
     """Raises ConfigError for numbers out of range."""
     num_gpus = machine.usual_gpus if asked.num_gpus is None else asked.num_gpus
@@ -141,15 +161,13 @@ def with_simulator(
 ) -> Goodput:
     from headrace.sim.goodput import Judge, simulated_verdicts
 
-    check_range("--simulate", asked.simulate or 0, 1, 1e7)
-    check_range("--attainment", asked.attainment, 0.01, 1.0)
     judge = Judge(
         service=service,
         slo=slo,
         device=device,
         num_requests=asked.simulate or 0,
-        attainment=asked.attainment,
-        seed=asked.seed,
+        attainment=attainment_of(asked),
+        seed=asked.seed or 0,
     )
     verdicts = (*found.verdicts, *simulated_verdicts(judge, found.load_per_s))
     return msgspec.structs.replace(found, verdicts=verdicts, gain_by_model=gains(verdicts))

@@ -75,6 +75,8 @@ class SimAsked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     rates: tuple[tuple[float, float], ...] = ()  # (second, requests per second): a ramp
     prompt: int | None = None
     output: int | None = None
+    spread: float | None = None
+    shared: float | None = None
     warm_up_s: float = 0.0
     seed: int = 0
     mixed: int | None = None
@@ -123,6 +125,8 @@ class SimAsked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         check_range("--sharing", 1 if self.sharing is None else self.sharing, 1, 4096)
         check_range("--block-size", self.block_size, 1, 4096)
         check_range("--kv-link-gb-s", self.kv_link_gb_s, 1e-6, 1e6)
+        check_range("--spread", 0.0 if self.spread is None else self.spread, 0.0, 10.0)
+        check_range("--shared", 0.0 if self.shared is None else self.shared, 0.0, 0.99)
         for name in ("mixed", "prefill", "decode"):
             check_range(f"--{name}", getattr(self, name) or 0, 0, 4096)
         for name in ("warm_up_s", "mean_life_s", "start_up_s"):
@@ -143,6 +147,8 @@ def sim(flags: SimFlags, file: str | None, *, as_json: bool) -> int:
     check_load(asked)
     device, provenance = device_of(asked)
     profile = profile_of(asked)
+    if asked.shared is not None:
+        profile = msgspec.structs.replace(profile, shared_share=asked.shared)
     slo = limits(asked, profile)
     num_mixed = asked.mixed if asked.mixed is not None else 0 if asked.prefill + asked.decode else 4
     layout = Layout(
@@ -279,6 +285,9 @@ def source_of(
         vocab_size=VOCAB,
         seed=asked.seed,
     )
+    if asked.spread is not None:
+        spreads = {"prompt_spread": asked.spread, "output_spread": asked.spread}
+        workload = msgspec.structs.replace(workload, **spreads)
     return SyntheticSource(workload), workload.num_requests
 
 

@@ -58,6 +58,15 @@ def with_beyond(provenance: Provenance, beyond: Iterable[str]) -> Provenance:
 
 def machine_of(flags: MachineFlags, log: str, like: str, recording: Recording) -> Machine:
     """The asked one; else, of an event log, what its own steps come to. Raises ConfigError."""
+    found = _machine_of(flags, log, like, recording)
+    if not like:
+        return found
+    told = found.provenance
+    sources = (f"requests of {log} on the workers of {like}, their number too", *told.sources)
+    return found._replace(provenance=msgspec.structs.replace(told, sources=sources))
+
+
+def _machine_of(flags: MachineFlags, log: str, like: str, recording: Recording) -> Machine:
     if flags.sharing is not None:
         check_range("--sharing", flags.sharing, 1, MAX_SHARING)
     if flags.cost is not None:

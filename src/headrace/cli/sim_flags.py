@@ -39,6 +39,17 @@ class SimFlags:
     ] = None
     prompt: Annotated[int | None, _flag(_REQUESTS, "mean prompt tokens")] = None
     output: Annotated[int | None, _flag(_REQUESTS, "mean output tokens")] = None
+    spread: Annotated[
+        float | None,
+        _flag(
+            _REQUESTS,
+            "standard deviation of lengths over their means, 0 = all alike; 0.6 of prompts, 1.0 of"
+            " outputs",
+        ),
+    ] = None
+    shared: Annotated[
+        float | None, _flag(_REQUESTS, "share of a prompt that others begin with, too")
+    ] = None
     warm_up_s: Annotated[
         float | None, _flag(_REQUESTS, "seconds whose arrivals are not counted; 0")
     ] = None

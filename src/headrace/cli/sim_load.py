@@ -31,6 +31,10 @@ class LoadAsked(Protocol):
     def prompt(self) -> int | None: ...
     @property
     def output(self) -> int | None: ...
+    @property
+    def spread(self) -> float | None: ...
+    @property
+    def shared(self) -> float | None: ...
 
 
 def check_load(asked: LoadAsked) -> None:
@@ -42,6 +46,8 @@ def check_load(asked: LoadAsked) -> None:
             "--burstiness": asked.burstiness if asked.burstiness != 1.0 else None,
             "--prompt": asked.prompt,
             "--output": asked.output,
+            "--spread": asked.spread,
+            "--shared": asked.shared,
         }
         for name, value in own.items():
             if value is not None:

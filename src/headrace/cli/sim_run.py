@@ -36,6 +36,10 @@ def run(
             "an event log is decided again with the times that its steps took",
             hint="leave out --cost and --sharing, or ask `headrace sim whatif`",
         )
+    if like:
+        raise ConfigError(
+            "an event log is decided again by the engine that it is of", hint="leave out --like"
+        )
     return _run_events(log, as_json=as_json)
 
 

@@ -20,6 +20,8 @@ from headrace.ops.native.backend import default_threads
 _HINT = "use a checkpoint in 4-bit AWQ or GPTQ, float weights or a GGUF file"
 _LAYOUTS = {"awq": ("gemm",), "gptq": ("gptq", "gptq_v2")}
 _BLOCK = 32  # inputs; groups are of whole blocks
+# The upper bytes of float16 whose exponent is all ones.
+_HALVES_WITHOUT_VALUE = frozenset((*range(0x7C, 0x80), *range(0xFC, 0x100)))
 
 
 class Grouping(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -97,6 +99,8 @@ def grouped_view(
 
     if rows % (32 // grouping.bits) or cols % _BLOCK:
         raise refuse(f"{rows} x {cols} does not fill words and blocks of {_BLOCK}")
+    if not bf16_scales and _HALVES_WITHOUT_VALUE.intersection(tensors["scales"][1::2]):
+        raise refuse("scales hold an infinity, or what is no number")
     order: Sequence[int] = ()
     if "g_idx" in tensors:
         group_of = tensors["g_idx"].cast("i").tolist()

@@ -32,6 +32,14 @@ def test_figures_of_a_workload(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(capsys, requests=12, mixed=2, workload="rag", output=20, load=4.0, seed=1) != found
 
 
+def test_requests_that_are_all_alike(capsys: pytest.CaptureFixture[str]) -> None:
+    alike: dict[str, Any] = {"spread": 0.0, "shared": 0.0, "burstiness": 0.0, "load": 0.1}
+    found = run(capsys, requests=6, mixed=1, workload="rag", prompt=900, output=9, **alike)
+    assert found["ttft_ms"]["p50"] == pytest.approx(found["ttft_ms"]["p99"], rel=1e-3)
+    assert found["hit_rate"] == 0.0
+    assert found["num_requests"] == 6
+
+
 def test_a_trace_on_split_workers_by_a_file(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -79,6 +87,8 @@ def test_limits_are_missed_for_a_reason(capsys: pytest.CaptureFixture[str]) -> N
         ({"policy": "best"}, "known: kv"),
         ({"trace": "nowhere.jsonl"}, "cannot read"),
         ({"trace": str(TRACE), "load": 3.0}, "--load is 3.0, and the trace has its own"),
+        ({"trace": str(TRACE), "spread": 0.0}, "--spread is 0.0, and the trace has its own"),
+        ({"shared": 1.0}, "--shared is 1"),
         ({"trace": str(TRACE), "output": 3}, "--output"),
         ({"speed": 2.0}, "--speed is 2, and there is no trace"),
         ({"prefill": 2}, "workers that decode"),

@@ -204,6 +204,8 @@ def test_a_recording_says_whose_steps_it_takes(
     assert "another model was calibrated than was recorded" in beyond
     with pytest.raises(ConfigError, match="decided again"):
         run_line(["sim", "run", str(events), "--cost", str(file)])
+    with pytest.raises(ConfigError, match="by the engine that it is of"):
+        run_line(["sim", "run", str(events), "--like", str(log)])
     with pytest.raises(ConfigError, match="--cost FILE"):
         run_line(["sim", "whatif", str(log), "--sharing", "2"])
 
@@ -227,6 +229,9 @@ def test_workers_of_another_recording_stand_for_engines_of_others(
     assert with_workers["figures"] == answer(capsys, "run", log)["figures"]
     asked = answer(capsys, "whatif", gateway, "--like", log, "--workers", 2)
     assert asked["asked"]["workers"] == 2
+    for found in (with_workers, asked):
+        first = found["provenance"]["sources"][0]
+        assert first == f"requests of {gateway} on the workers of {log}, their number too"
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"\x00\x01", b"GGUF" * 9])

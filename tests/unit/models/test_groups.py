@@ -157,6 +157,19 @@ def test_scales_in_bfloat16_are_those_or_refused(bits: int, exact: bool) -> None
     assert (values_of(view) == np.uint32(bits << 16).view(np.float32)).all()
 
 
+@pytest.mark.parametrize("scale", [np.inf, -np.inf, np.nan])
+def test_scales_without_a_value_are_refused_by_name(tmp_path: Path, scale: float) -> None:
+    path = write_pair(tmp_path, GPTQ, SIZES)[0]
+    config, tensors = json.loads((path / "config.json").read_text()), stored(path)
+    name = "model.layers.0.self_attn.o_proj.scales"
+    kind, shape, data = tensors[name]
+    scales = np.frombuffer(data, np.float16).copy()
+    scales[5] = scale
+    tensors[name] = kind, shape, scales.tobytes()
+    write_model(path, config, tensors)
+    assert "self_attn.o_proj.weight: scales hold an infinity" in fault(path)
+
+
 def test_the_type_is_the_smallest_that_is_exact(tmp_path: Path) -> None:
     expected = {
         128: {WeightType.Q4_G128},
