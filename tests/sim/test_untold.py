@@ -29,7 +29,8 @@ def test_a_reader_hears_the_first_token_at_once_and_then_as_often_as_the_router_
         first: [Emit(ONE, tuple(range(2, first + 1)))],
         second: [Emit(ONE, tuple(range(first + 1, second + 1)))],
     }
-    assert told[first - 1][1][1] == {ONE: list(range(2, first + 1))}
+    assert told[first - 1][1][1] == {ONE: ()}  # their times wait
+    assert untold.filter(Ns(40), [end(ONE)])[1] == {ONE: list(range(2, second + 1))}
 
 
 def test_what_waits_is_told_before_an_end_and_before_a_preemption() -> None:
@@ -48,4 +49,8 @@ def test_what_was_added_is_told_up_to_a_time() -> None:
     untold.add(ONE, (8, 9), (Ns(1), Ns(2)))
     assert untold.num_until_told(ONE) == PROGRESS_TOKENS - 3
     assert untold.take_until(Ns(1)) == [(emit(ONE, 8), [1])]
-    assert untold.take(ONE) == (emit(ONE, 9), [2])
+    assert untold.take(ONE) == emit(ONE, 9)
+    assert untold.take_until(Ns(1)) == []
+    assert untold.take_until(Ns(2)) == [(Emit(ONE, ()), [2])]
+    untold.add(ONE, (10,), (Ns(3),))
+    assert untold.end(ONE) == (emit(ONE, 10), [3])

@@ -297,7 +297,8 @@ class _World:
             self._observe(now, event, effects)
         if self.cluster.is_checked:
             self._core.check()
-        if not effects and not isinstance(event, Arrive):
+        is_arrival = isinstance(event, Arrive)
+        if not (effects or times or is_arrival):
             return
         words: list[EngineEffect] = []
         for effect in effects:
@@ -312,21 +313,24 @@ class _World:
                     self.runtime.call_at(at_ns, partial(self._ring, Timer(timer_id)))
                 case _:
                     words.append(effect)
-        if words or isinstance(event, Arrive):
+        if words or times or is_arrival:
             self._note_words(event, words, times)
             for word in words:
                 self._read(word)
 
     def _note_words(self, event: FrontEvent, words: list[EngineEffect], times: TokenTimes) -> None:
+        """Times of tokens come apart from these, many at once, before what comes after."""
         seen = event if isinstance(event, Arrive) else NOTHING
+        for seq_id, times_ns in times.items():
+            if times_ns:
+                emit_run(self._telemetry, seq_id, times_ns, self.message_ns)
         single = words
         if times:
-            single = []
-            for word in words:
-                if isinstance(word, Emit) and word.seq_id in times:
-                    emit_run(self._telemetry, word.seq_id, times[word.seq_id], self.message_ns)
-                else:
-                    single.append(word)
+            single = [
+                word for word in words if not (isinstance(word, Emit) and word.seq_id in times)
+            ]
+            if not single:
+                return
         for record in self._telemetry.observe(self.runtime.now, seen, single):
             self._on_record(read_by_client(record, self.cluster.host))
 

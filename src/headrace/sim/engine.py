@@ -25,7 +25,8 @@ from headrace.core.base.events import (
 from headrace.core.base.plan import StepPlan, StepResult
 from headrace.core.base.types import Ns, SeqId, StepId
 from headrace.core.engine.core import EngineCore
-from headrace.core.engine.glide import Glide, Passed
+from headrace.core.engine.glide import Glide
+from headrace.core.engine.passed import Changes, Passed
 from headrace.core.engine.stats import EngineStats
 from headrace.core.router.events import WorkerLoad
 from headrace.core.telemetry import RequestRecord, Telemetry
@@ -255,6 +256,12 @@ class SimEngine:
         if epoch != self._epoch:
             return
         glide, at_ns = way.glide, way.ends_ns[step - 1]
+        if step < MAX_STEPS:
+            changes = glide.pass_quietly(step, at_ns, way.elapsed_ns)
+            if changes is not None:
+                self._say_quietly(way, step, changes)
+                self._look_at(way, way.next_border(step))
+                return
         glide.pass_to(step - 1, way.elapsed_ns)
         if step >= MAX_STEPS or not glide.can_pass(step):
             self._land(way)
@@ -275,6 +282,17 @@ class SimEngine:
         else:
             self._look_at(way, way.next_border(step))
 
+    def _say_quietly(self, way: Way, step: int, changes: Changes) -> None:
+        """What readers hear of a step with which nobody ends."""
+        effects: list[EngineEffect] = [KvChanged(changes)] if changes else []
+        times: dict[SeqId, Sequence[Ns]] = {}
+        for one in way.heard_with(step, ()):
+            way.tell_one(one, step)
+            effects.append(self._untold.take(one.seq_id))
+            times[one.seq_id] = ()
+        if effects:
+            self._reader.hear(way.ends_ns[step - 1], effects, (), times)
+
     def _say(self, way: Way, step: int, passed: Passed, *, is_mixed: bool) -> None:
         """What readers hear of a step, and the telemetry."""
         stretch, at_ns = self._stretch, way.ends_ns[step - 1]
@@ -289,13 +307,14 @@ class SimEngine:
         times: dict[SeqId, Sequence[Ns]] = {}
         for one in way.heard_with(step, last_words):
             way.tell_one(one, step)
-            emit, times[one.seq_id] = self._untold.take(one.seq_id)
-            effects.append(emit)
-            if one in last_words:
-                effects.append(last_words[one])
-                stretch.leave(one.seq_id, one.length, way.ends_ns)
-                way.leave(one)
-                self._untold.forget(one.seq_id)
+            if one not in last_words:
+                effects.append(self._untold.take(one.seq_id))
+                times[one.seq_id] = ()
+                continue
+            emit, times[one.seq_id] = self._untold.end(one.seq_id)
+            effects += [emit, last_words[one]]
+            stretch.leave(one.seq_id, one.length, way.ends_ns)
+            way.leave(one)
         records: list[RequestRecord] = []
         if is_mixed or last_words or passed.effects:
             seen = [*last_words.values(), *passed.effects]

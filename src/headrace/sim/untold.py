@@ -5,6 +5,7 @@ router hears of them. So their words may wait until then, where whoever measures
 beside them; telling each would cost a simulation as much as computing it.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
 
 from headrace.core.base.events import Emit, EngineEffect, Finish, Preempted
@@ -12,7 +13,7 @@ from headrace.core.base.types import Ns, SeqId
 from headrace.core.router.front import PROGRESS_TOKENS
 
 Run = tuple[Emit, Sequence[Ns]]
-"""Tokens of one sequence, with the time of each."""
+"""Tokens of one sequence, with their times and those of tokens before that were told without."""
 
 
 class _Held:
@@ -21,22 +22,20 @@ class _Held:
     def __init__(self) -> None:
         self.num_tokens = 1  # since it came here, told or not: its first one is told at once
         self.tokens: list[int] = []
-        self.times_ns: list[Ns] = []
+        self.times_ns: list[Ns] = []  # of these, and of those before that were told without
 
-    def add(self, tokens: Sequence[int], times_ns: Sequence[Ns]) -> None:
-        self.tokens += tokens
-        self.times_ns += times_ns
-        self.num_tokens += len(tokens)
-
-    def take(self, seq_id: SeqId, num_tokens: int) -> Run:
-        """The first of what is held."""
-        run = Emit(seq_id, tuple(self.tokens[:num_tokens])), self.times_ns[:num_tokens]
-        del self.tokens[:num_tokens], self.times_ns[:num_tokens]
-        return run
+    def take_tokens(self, seq_id: SeqId) -> Emit:
+        emit = Emit(seq_id, tuple(self.tokens))
+        self.tokens.clear()
+        return emit
 
 
 class Untold:
-    """Of one engine. Sequences may be added to by an event of the engine, or by a glide."""
+    """Of one engine. Sequences may be added to by an event of the engine, or by a glide.
+
+    Tokens are told whenever the router hears of them; their times when the sequence ends, or is
+    preempted, or is lost, since nobody asks before.
+    """
 
     def __init__(self) -> None:
         self._held: dict[SeqId, _Held] = {}
@@ -46,30 +45,38 @@ class Untold:
         return PROGRESS_TOKENS - self._held[seq_id].num_tokens % PROGRESS_TOKENS
 
     def add(self, seq_id: SeqId, tokens: Sequence[int], times_ns: Sequence[Ns]) -> None:
-        self._held[seq_id].add(tokens, times_ns)
-
-    def forget(self, seq_id: SeqId) -> None:
-        """It has ended, and all was told."""
-        del self._held[seq_id]
-
-    def take(self, seq_id: SeqId) -> Run:
-        """All that is held of a sequence, at least one token."""
         held = self._held[seq_id]
-        return held.take(seq_id, len(held.tokens))
+        held.tokens += tokens
+        held.times_ns += times_ns
+        held.num_tokens += len(tokens)
+
+    def take(self, seq_id: SeqId) -> Emit:
+        """All tokens that are held of a sequence, at least one; their times are told later."""
+        return self._held[seq_id].take_tokens(seq_id)
+
+    def end(self, seq_id: SeqId) -> Run:
+        """All that is held of a sequence that has ended."""
+        held = self._held.pop(seq_id)
+        return held.take_tokens(seq_id), held.times_ns
 
     def take_until(self, until_ns: Ns) -> list[Run]:
         """What came no later than that, of everybody."""
         runs: list[Run] = []
         for seq_id, held in self._held.items():
-            num_tokens = sum(at_ns <= until_ns for at_ns in held.times_ns)
-            if num_tokens:
-                runs.append(held.take(seq_id, num_tokens))
+            tokens, times_ns = held.tokens, held.times_ns
+            num_times = bisect_right(times_ns, until_ns)
+            num_tokens = max(0, num_times - (len(times_ns) - len(tokens)))
+            if num_times:
+                runs.append((Emit(seq_id, tuple(tokens[:num_tokens])), times_ns[:num_times]))
+                del tokens[:num_tokens], times_ns[:num_times]
         return runs
 
     def filter(
         self, at_ns: Ns, effects: Sequence[EngineEffect]
     ) -> tuple[list[EngineEffect], dict[SeqId, Sequence[Ns]]]:
-        """What is to be told of an event's effects now, and the times of runs among it."""
+        """What is to be told of an event's effects now, and the times of runs: empty for tokens
+        whose times are told later.
+        """
         told: list[EngineEffect] = []
         times: dict[SeqId, Sequence[Ns]] = {}
         for effect in effects:
@@ -82,18 +89,18 @@ class Untold:
                 held.tokens += effect.tokens
                 held.times_ns.append(at_ns)
                 held.num_tokens += 1
-                if held.num_tokens % PROGRESS_TOKENS:
-                    continue
-            elif isinstance(effect, Finish):
-                held = self._held.pop(effect.seq_id, None)
-            elif isinstance(effect, Preempted):
-                held = self._held.get(effect.seq_id)
-            else:
-                told.append(effect)
+                if held.num_tokens % PROGRESS_TOKENS == 0:
+                    times[effect.seq_id] = ()
+                    told.append(held.take_tokens(effect.seq_id))
                 continue
-            if held is not None and held.tokens:
-                emit, times[effect.seq_id] = held.take(effect.seq_id, len(held.tokens))
-                told.append(emit)
-            if not isinstance(effect, Emit):
-                told.append(effect)
+            if isinstance(effect, Finish | Preempted):
+                held = self._held.get(effect.seq_id)
+                if held is not None:
+                    if held.tokens:
+                        told.append(held.take_tokens(effect.seq_id))
+                    if held.times_ns:
+                        times[effect.seq_id], held.times_ns = held.times_ns, []
+                    if isinstance(effect, Finish):
+                        del self._held[effect.seq_id]
+            told.append(effect)
         return told, times

@@ -42,20 +42,23 @@ class Way:
 
     def next_border(self, step: int) -> int:
         """The first step after this one that is to be looked at."""
-        glide, ends_ns, progress = self.glide, self.ends_ns, self._progress
-        places, size, ends = glide.places, glide.block_size, glide.ends
+        glide, ends_ns, elapsed_ns = self.glide, self.ends_ns, self.elapsed_ns
+        places, size, ends, progress = glide.places, glide.block_size, glide.ends, self._progress
         is_ahead, last_step = glide.is_ahead, min(MAX_STEPS, glide.last_step)
+        low_ns, high_ns = glide.alike_ns
         while True:
             step += 1
             if step > len(ends_ns):
-                self.add(self._steps.elapsed_ns(glide.shape(step)))
+                took_ns = self._steps.elapsed_ns(glide.shape(step))
+                ends_ns.append(Ns(ends_ns[-1] + took_ns))
+                elapsed_ns.append(took_ns)
             if (
                 step % size in places
                 or (step + is_ahead) % size in places
                 or step % PROGRESS_TOKENS in progress
                 or step in ends
                 or step >= last_step
-                or not glide.is_alike(self.elapsed_ns[step - 1])
+                or not low_ns <= elapsed_ns[step - 1] < high_ns
             ):
                 return step
 

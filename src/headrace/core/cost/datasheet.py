@@ -85,6 +85,7 @@ class _Batch(msgspec.Struct, frozen=True, gc=False):
 
     is_decode: bool
     flop: float  # of all ranks, without attention
+    pair_flop: float  # of attention, for each pair
     weight_bytes: float
     exchanges: tuple[Exchange, ...]
     link_ns: float
@@ -127,10 +128,22 @@ class DataSheetCostModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         )
 
     def step_ns(self, shape: StepShape) -> Ns:
-        batch = self._batch(shape)
-        return Ns(
-            max(1, round(max(self._roofs_ns(batch, shape)) + batch.link_ns + batch.overhead_ns))
-        )
+        """The total of `times`. A simulation asks for it with every step, so this calls next to
+        nothing where attention reaches everywhere.
+        """
+        batch = self._batches.get((shape.num_tokens, shape.num_seqs, shape.num_logit_rows))
+        if batch is None:
+            batch = self._batch(shape)
+        if self.model.window_share:
+            flop_ns, memory_ns = self._roofs_ns(batch, shape)
+        else:
+            tp, flop_per_s, bytes_per_s, kv_elems, elem_bytes, ranks = self._constants
+            flop = (batch.flop + shape.num_attention_pairs * batch.pair_flop) / tp
+            kv_bytes = kv_elems * shape.num_kv_tokens * elem_bytes / ranks
+            flop_ns = flop / flop_per_s * NS_PER_S
+            memory_ns = (batch.weight_bytes + kv_bytes) / bytes_per_s * NS_PER_S
+        roof_ns = flop_ns if flop_ns > memory_ns else memory_ns
+        return Ns(round(roof_ns + batch.link_ns + batch.overhead_ns) or 1)
 
     def copy_ns(self, num_bytes: int, link: str) -> Ns:
         """Raises InvariantError for a link that nobody described."""
@@ -172,6 +185,16 @@ class DataSheetCostModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         )
 
     @cached_property
+    def _constants(self) -> tuple[int, float, float, float, float, int]:
+        return (
+            self.layout.tp,
+            *self._rates,
+            self.model.kv_elems_per_token,
+            self._kv_elem_bytes,
+            self._kv_ranks,
+        )
+
+    @cached_property
     def _batches(self) -> dict[tuple[int, int, int], _Batch]:
         return {}
 
@@ -199,9 +222,11 @@ class DataSheetCostModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         for each in exchanges:
             rate = self.accelerator.link_bytes_per_s(each.num_ranks) * eff.link_share
             link_ns += each.num * (eff.collective_ns + each.sent_bytes / rate * NS_PER_S)
+        is_decode = num_tokens == num_seqs
         return _Batch(
-            is_decode=num_tokens == num_seqs,
+            is_decode=is_decode,
             flop=flop,
+            pair_flop=model.attention_flop(1, num_tokens, is_decode=is_decode),
             weight_bytes=read * BYTES_BY_DTYPE[self.weight_dtype],
             exchanges=exchanges,
             link_ns=link_ns,

@@ -12,16 +12,17 @@ It is the engine's own matter, so it knows what is inside.
 """
 
 from bisect import insort
-from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Sequence
+from typing import Final
 
 from headrace.core.base.errors import InvariantError
-from headrace.core.base.events import Arrive, BlockRemoved, BlockStored, EngineEffect, StartStep
-from headrace.core.base.plan import BlockCopy, SeqResult, SeqStep, StepPlan
+from headrace.core.base.events import Arrive, EngineEffect, StartStep
+from headrace.core.base.plan import SeqResult, StepPlan
 from headrace.core.base.request import FinishReason, SeqSpec
-from headrace.core.base.types import Ns, SeqId, StepId
+from headrace.core.base.types import Ns, StepId
 from headrace.core.cost.model import StepShape
 from headrace.core.engine.core import OVERLAP_BELOW_NS, EngineCore, _Member, _Running
+from headrace.core.engine.passed import Changes, Passed, Prompts, Tokens
 from headrace.core.engine.plain import Decoding, by_key, is_decode, is_plain, will_be_plain
 from headrace.core.scheduler.room import Company
 from headrace.core.scheduler.sequence import Sequence as Seq
@@ -29,32 +30,8 @@ from headrace.core.scheduler.sequence import State
 from headrace.core.scheduler.shares import share_of
 from headrace.core.scheduler.step import StepDraft
 
+FOREVER_NS: Final = Ns(1 << 62)
 MIN_STEPS: Final = 4  # fewer are not worth it
-Tokens = Callable[[SeqId, int, int], Sequence[int]]
-"""The tokens that a sequence will have at the positions from the second argument to the third."""
-Changes = tuple[BlockStored | BlockRemoved, ...]
-
-
-class Prompts(NamedTuple):
-    """What a step computes of prompts."""
-
-    shares: tuple[SeqStep, ...]
-    copies: tuple[BlockCopy, ...]
-
-    @property
-    def only_decodes(self) -> bool:
-        """As the engine sees it: one token each."""
-        return all(len(share.tokens) == 1 for share in self.shares)
-
-
-class Passed(NamedTuple):
-    """What came of a step that was looked at."""
-
-    decoded: list[tuple[Decoding, EngineEffect]]  # those that have ended, with the last words
-    effects: list[EngineEffect]  # for those whose prompts were computed, and of the next plans
-    joined: list[Decoding]
-    changes: Changes
-    is_over: bool  # the engine is where it would be, and goes on by itself
 
 
 class Glide:
@@ -113,7 +90,6 @@ class Glide:
         return bool(self._core._scheduler.num_waiting or self._computing)
 
     def prompts_of(self, step: int) -> Prompts | None:
-        """Of a step that is planned."""
         return self._prompts.get(step)
 
     def tokens(self, one: Decoding, begin: int, end: int) -> tuple[int, ...]:
@@ -122,8 +98,7 @@ class Glide:
 
     def shape(self, step: int) -> StepShape:
         """Of all that decode, in a step before which none of them ends."""
-        n = len(self.decoding)
-        num_kv = self._length + n * (step - 1)
+        num_kv = self._length + (n := len(self.decoding)) * (step - 1)
         return StepShape(n, n, n, num_kv, num_kv)
 
     def whole_shape(self, step: int) -> StepShape:
@@ -140,11 +115,14 @@ class Glide:
             [one.length - 1 + min(planned, one.end) for one in self.decoding if one.end > num_done]
         ) + sum([seq.num_planned for seq in self._computing])
 
-    def is_alike(self, elapsed_ns: Ns) -> bool:
-        """Whether a step that takes so long leaves it as it is whether steps are planned ahead."""
+    @property
+    def alike_ns(self) -> tuple[Ns, Ns]:
+        """From when to before when a step may take that leaves it as it is whether steps are
+        planned ahead.
+        """
         if self._core.config.scheduler.overlap != "auto":
-            return True
-        return (0 < elapsed_ns < OVERLAP_BELOW_NS) == self.is_ahead
+            return Ns(0), FOREVER_NS
+        return (Ns(1), OVERLAP_BELOW_NS) if self.is_ahead else (OVERLAP_BELOW_NS, FOREVER_NS)
 
     def takes_all(self, specs: Sequence[SeqSpec]) -> bool:
         """Whether these may come without the glide's end."""
@@ -162,8 +140,7 @@ class Glide:
         """Whether the end of the step costs nobody who runs a block, and some decode on."""
         if step >= self.last_step:
             return False
-        kv, size = self._core._kv, self.block_size
-        places = self.places
+        kv, size, places = self._core._kv, self.block_size, self.places
         num_wanted = len(places.get(step % size, ())) + len(places.get((step + 1) % size, ()))
         if self.is_busy:
             for seq in self._computing:
@@ -204,6 +181,29 @@ class Glide:
         core._last_elapsed_ns = elapsed_ns[step - 1]
         self.done = step
         self._planned += num_steps
+
+    def pass_quietly(self, step: int, at_ns: Ns, elapsed_ns: Sequence[Ns]) -> Changes | None:
+        """As `pass_to`, where with the last of these steps no more is to be done than to fill
+        blocks and to take some; None, with nothing changed, where it is.
+        """
+        if step in self.ends or step >= self.last_step or self.is_busy or self._prompts:
+            return None
+        low_ns, high_ns = self.alike_ns
+        if not low_ns <= elapsed_ns[step - 1] < high_ns:
+            return None
+        kv, size = self._core._kv, self.block_size
+        full = self.places.get(step % size, ())
+        # Of the step that is planned next.
+        needing = self.places.get((step + 1) % size, ()) if self.is_ahead else full
+        if len(needing) > kv.num_available:
+            return None
+        self.pass_to(step, elapsed_ns)
+        self._core._now = at_ns
+        for one in full:
+            self._commit(one, step)
+        if needing:
+            self._take_blocks(needing, self._planned)
+        return kv.drain_changes()
 
     def pass_step(self, at_ns: Ns, elapsed_ns: Ns) -> Passed:
         """The step that runs is done, and as many are planned as production would plan."""
@@ -297,11 +297,9 @@ class Glide:
                 return False
 
     def _plan(self, now: Ns, effects: list[EngineEffect], *, is_ahead: bool = False) -> None:
-        core, scheduler, kv = self._core, self._core._scheduler, self._core._kv
+        core, scheduler = self._core, self._core._scheduler
         self._planned = step = self._planned + 1
-        for one in self.places.get((step - 1) % self.block_size, ()):
-            if one.end >= step:
-                kv.reserve(one.seq_id, (kv.num_held(one.seq_id) + 1) * self.block_size)
+        self._take_blocks(self.places.get((step - 1) % self.block_size, ()), step)
         if not self.is_busy:
             return
         decoding = [one for one in self.decoding if one.end >= step]
@@ -318,6 +316,13 @@ class Glide:
             if seq not in self._computing:
                 self._computing.append(seq)
         self._prompts[step] = Prompts(tuple(draft.seqs.values()), tuple(draft.copies))
+
+    def _take_blocks(self, needing: Sequence[Decoding], step: int) -> None:
+        """Another one for each of these that is in the step."""
+        kv = self._core._kv
+        for one in needing:
+            if one.end >= step:
+                kv.reserve(one.seq_id, (kv.num_held(one.seq_id) + 1) * self.block_size)
 
     def _company(self, decoding: list[Decoding]) -> Company:
         if not decoding:

@@ -153,23 +153,23 @@ class KvManager:
         """Make full computed blocks matchable; a known block takes the place of its new twin."""
         if not self.prefix_cache:
             return
+        size, tree, names = self.block_size, self._tree, chain.names
         table = self._tables[seq_id]
-        size = self.block_size
-        for index in range(len(table.nodes), num_computed // size):
-            name = chain.names[index]
-            node = self._tree.find(name)
+        nodes, block_ids = table.nodes, table.block_ids
+        for index in range(len(nodes), num_computed // size):
+            name = names[index]
+            node = tree.find(name)
             if node is not None:
-                self._tree.hold(node)
-                self._free.append(table.block_ids[index])
-                table.block_ids[index] = node.block_id
+                tree.hold(node)
+                self._free.append(block_ids[index])
+                block_ids[index] = node.block_id
             else:
-                parent = chain.names[index - 1] if index else chain.root
-                block_id = table.block_ids[index]
-                node = self._tree.insert(
-                    name, parent, tuple(tokens[index * size : (index + 1) * size]), block_id
-                )
+                parent = names[index - 1] if index else chain.root
+                block_id = block_ids[index]
+                held = tuple(tokens[index * size : (index + 1) * size])
+                node = tree.insert(name, parent, held, block_id)
                 self._changes.append(BlockStored(name, parent, block_id))
-            table.nodes.append(node)
+            nodes.append(node)
 
     def open_load(
         self, load_id: SeqId, chain: BlockChain, num_blocks: int, *, num_kept: int = 0

@@ -137,6 +137,7 @@ class RouterCore:
             case RouteProgress(request_id, num_output_tokens):
                 if (booking := self._bookings.get(request_id)) is not None:
                     booking.worker.progress(booking, num_output_tokens)
+                return effects  # nobody gets room by it
             case RouteDone(request_id):
                 self._done(now, request_id)
             case RouteFailed(request_id):
@@ -156,10 +157,10 @@ class RouterCore:
         if len(self._room):
             for worker in self._freed:
                 self._serve(now, worker, effects)
+            if len(self._room) and not self._is_watching:
+                self._is_watching = True
+                effects.append(CallAt(Ns(now + WATCH_NS), WATCH_TIMER))
         self._freed.clear()
-        if len(self._room) and not self._is_watching:
-            self._is_watching = True
-            effects.append(CallAt(Ns(now + WATCH_NS), WATCH_TIMER))
         return effects
 
     # ---- requests

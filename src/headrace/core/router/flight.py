@@ -95,6 +95,8 @@ class Flight:
         if part is None:
             return None
         match word:
+            case Emit():
+                return self._hear_tokens(part, word)
             case Admitted():
                 was_admitted, part.is_admitted = part.is_admitted, True
                 if was_admitted:  # before it was handed on
@@ -105,8 +107,6 @@ class Flight:
                 return None  # it is for whoever is to decode
             case Preempted():
                 part.is_admitted = False
-            case Emit():
-                return self._hear_tokens(part, word)
             case Finish(reason=FinishReason.LENGTH) if self.is_prefilling and not part.is_complete:
                 part.is_prefilled = True
                 if part.ending is None:

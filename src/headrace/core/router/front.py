@@ -246,19 +246,19 @@ class FrontCore:
         # A word about a sequence that has ended here, or is elsewhere, means nothing any more.
         if flight is None or flight.worker_id != worker_id:
             return
-        before = flight.num_output_tokens
+        if isinstance(word, Emit):
+            before = flight.num_output_tokens
+            if (said := flight.hear(word)) is not None:
+                effects.append(said)
+                self._follow(flight, before, effects)
+            return
         if isinstance(word, Computed):
             self._stream(flight, word, effects)
         if isinstance(word, Admitted) and not flight.is_prefilling:
             self._end_lease(flight, word.seq_id, effects)
         said = flight.hear(word)
         self._hand_off_if_ready(flight, effects)
-        if said is None:
-            return
-        if isinstance(said, Emit):
-            effects.append(said)
-            self._follow(flight, before, effects)
-        else:
+        if said is not None:
             if isinstance(said, Finish) and said.reason is FinishReason.ERROR:
                 self._route(RouteFailed(flight.request_id, said.error), effects)
             self._say(flight, [said], effects)

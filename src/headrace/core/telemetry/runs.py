@@ -7,7 +7,7 @@ run of them; of a step with prompts it is as exact as ever.
 It is the fold's own matter, so it knows what is inside.
 """
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from operator import sub
 from typing import NamedTuple
@@ -180,13 +180,14 @@ def _note_gaps(life: Life, times_ns: Sequence[Ns]) -> tuple[Ns, int] | None:
     assert life.last_token_ns is not None
     gaps = [times_ns[0] - life.last_token_ns, *map(sub, times_ns[1:], times_ns)]
     life.last_token_ns = times_ns[-1]
-    longest = max(gaps)
-    bucket = bisect_left(ITL_BOUNDS_NS, longest)
-    if bisect_left(ITL_BOUNDS_NS, min(gaps)) == bucket:
-        life._gaps[bucket] += len(gaps)
-    else:
-        for gap in gaps:
-            life._gaps[bisect_left(ITL_BOUNDS_NS, gap)] += 1
+    ordered = sorted(gaps)
+    longest = ordered[-1]
+    last, num_noted = bisect_left(ITL_BOUNDS_NS, longest), 0
+    for bucket in range(bisect_left(ITL_BOUNDS_NS, ordered[0]), last):
+        num_up_to = bisect_right(ordered, ITL_BOUNDS_NS[bucket])
+        life._gaps[bucket] += num_up_to - num_noted
+        num_noted = num_up_to
+    life._gaps[last] += len(gaps) - num_noted
     if longest <= life._max_gap_ns:
         return None
     life._max_gap_ns = longest
