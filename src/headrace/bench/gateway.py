@@ -1,9 +1,10 @@
 """What a gateway adds to the time that a stream's bytes take, at many streams at once.
 
-The same load goes straight to engines that compute nothing, and through a gateway in front of them,
-in turns; what is added is the difference of the two distributions. Where there are two cores or
-more, the gateway has one of them, and engines and clients share the others in both turns: so what
-they cost each other is no part of what is added.
+The same load goes straight to engines that compute nothing, through a relay that does nothing, and
+through a gateway, in turns; what is added is the difference of the distributions. The relay's part
+is what any process in that place adds. Where there are two cores or more, gateway and relay have
+one of them, and engines and clients share the others in all turns: so what they cost each other is
+no part of what is added.
 """
 
 import asyncio
@@ -14,8 +15,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import uvloop
@@ -44,6 +46,7 @@ class GatewayReport(msgspec.Struct, frozen=True, kw_only=True):
     events_per_s: float
     cpu_us_per_event: float  # of the gateway's process, requests and answers included
     direct: Delays
+    relay: Delays
     through: Delays
 
 
@@ -58,16 +61,17 @@ class _Samples:
 
 def measure_gateway(num_streams: int) -> GatewayReport:
     """Streams begin evenly over the time that one of them takes; each is followed by another."""
-    direct, through = _Samples(), _Samples()
+    direct, relayed, through = _Samples(), _Samples(), _Samples()
     spent_s = 0.0
-    with _engines() as urls, tempfile.TemporaryDirectory() as folder:
+    with _engines() as urls, _relay(urls) as relay, tempfile.TemporaryDirectory() as folder:
         flags = [word for url in urls for word in ("--engine", url)]
         with (
             serving(flags, Path(folder) / "gateway.log") as gateway,
-            _apart(gateway.pid),
+            _apart(gateway.pid, relay.pid),
         ):
             for _ in range(NUM_ROUNDS):
                 uvloop.run(_load(urls, num_streams, direct))
+                uvloop.run(_load([relay.url], num_streams, relayed))
                 before_s = cpu_s(gateway.pid)
                 uvloop.run(_load([gateway.url], num_streams, through))
                 spent_s += cpu_s(gateway.pid) - before_s
@@ -76,6 +80,7 @@ def measure_gateway(num_streams: int) -> GatewayReport:
         events_per_s=num_streams / PACE_S,
         cpu_us_per_event=spent_s * 1e6 / len(through.event_ms),
         direct=direct.delays(),
+        relay=relayed.delays(),
         through=through.delays(),
     )
 
@@ -87,13 +92,13 @@ def cpu_s(pid: int) -> float:
 
 
 @contextmanager
-def _apart(pid: int) -> Iterator[None]:
-    """That process on a core that nothing else here uses; only where there are others."""
+def _apart(*pids: int) -> Iterator[None]:
+    """These processes on a core that nothing else here uses; only where there are others."""
     cores = sorted(os.sched_getaffinity(0))
     family = [os.getpid(), *_children()] if len(cores) > 1 else []
     try:
         for one in family:
-            os.sched_setaffinity(one, {cores[-1]} if one == pid else set(cores[:-1]))
+            os.sched_setaffinity(one, {cores[-1]} if one in pids else set(cores[:-1]))
         yield
     finally:
         if family:
@@ -105,23 +110,40 @@ def _children() -> list[int]:
     return [int(word) for word in task.read_text().split()]
 
 
+class _Part(NamedTuple):
+    """A process of this benchmark that answers at a URL."""
+
+    url: str
+    pid: int
+
+
 @contextmanager
 def _engines() -> Iterator[list[str]]:
-    ports = [free_port() for _ in range(NUM_ENGINES)]
-    command = [sys.executable, "-m", "headrace.bench.pacer"]
-    processes = [subprocess.Popen([*command, str(port)]) for port in ports]
-    urls = [f"http://127.0.0.1:{port}" for port in ports]
-    try:
-        until_s = time.perf_counter() + START_TIMEOUT_S
-        while not all(is_ready(url) for url in urls):
-            if time.perf_counter() > until_s:
-                raise HeadraceError("the engines did not start")
-            time.sleep(0.05)
-        yield urls
-    finally:
-        for process in processes:
+    with ExitStack() as stack:
+        yield [stack.enter_context(_part("pacer")).url for _ in range(NUM_ENGINES)]
+
+
+@contextmanager
+def _relay(urls: Sequence[str]) -> Iterator[_Part]:
+    with _part("relay", *(url.rpartition(":")[2] for url in urls)) as part:
+        yield part
+
+
+@contextmanager
+def _part(module: str, *words: str) -> Iterator[_Part]:
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    command = [sys.executable, "-m", f"headrace.bench.{module}", str(port), *words]
+    with subprocess.Popen(command) as process:
+        try:
+            until_s = time.perf_counter() + START_TIMEOUT_S
+            while not is_ready(url):
+                if time.perf_counter() > until_s:
+                    raise HeadraceError(f"the {module} did not start")
+                time.sleep(0.05)
+            yield _Part(url, process.pid)
+        finally:
             process.kill()
-            process.wait()
 
 
 async def _load(urls: Sequence[str], num_streams: int, samples: _Samples) -> None:

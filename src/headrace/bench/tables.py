@@ -82,11 +82,22 @@ def gateway_table(report: GatewayReport) -> Table:
         f"{report.cpu_us_per_event:.0f} µs of its processor an event"
     )
     table = right_aligned(title, "ms", "p50", "mean", "p99")
-    for name, direct, through in (
-        ("request", report.direct.request_ms, report.through.request_ms),
-        ("event", report.direct.event_ms, report.through.event_ms),
+    for name, direct, relay, through in (
+        (
+            "request",
+            report.direct.request_ms,
+            report.relay.request_ms,
+            report.through.request_ms,
+        ),
+        ("event", report.direct.event_ms, report.relay.event_ms, report.through.event_ms),
     ):
-        rows = {"direct": direct, "through it": through, "added": through.beyond(direct)}
+        rows = {
+            "direct": direct,
+            "through a relay": relay,
+            "through it": through,
+            "added by a relay": relay.beyond(direct),
+            "added": through.beyond(direct),
+        }
         for row, spread in rows.items():
             cells = (f"{value:.2f}" for value in (spread.p50, spread.mean, spread.p99))
             table.add_row(f"{name}, {row}", *cells)

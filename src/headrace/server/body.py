@@ -13,7 +13,7 @@ from starlette.types import Receive
 
 from headrace.core.base.errors import RequestError
 from headrace.core.config.units import size_text
-from headrace.server.errors import ClientGone, unsupported
+from headrace.server.errors import JSON, ClientGone, unsupported
 from headrace.server.wire import GenerationRequest
 
 BODY_TIMEOUT_S = 60.0  # a body that takes longer to arrive is given up
@@ -29,15 +29,22 @@ Body = TypeVar("Body", bound=GenerationRequest)
 
 
 async def read_body(
-    headers: Headers, receive: Receive, limit_bytes: int, timeout_s: float = BODY_TIMEOUT_S
+    headers: Headers,
+    receive: Receive,
+    limit_bytes: int,
+    timeout_s: float = BODY_TIMEOUT_S,
+    *,
+    is_here: bool = False,
 ) -> bytes:
     """The whole body, never more than the limit in memory. Raises RequestError 408, 413 or 415, or
-    ClientGone.
+    ClientGone. `is_here`: there is nothing to wait for.
     """
     _check_content_type(headers)
     declared = headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > limit_bytes:
         raise _too_large(limit_bytes)
+    if is_here:
+        return await _receive_all(receive, limit_bytes)
     try:
         async with asyncio.timeout(timeout_s):
             return await _receive_all(receive, limit_bytes)
@@ -98,9 +105,12 @@ def _value(raw: msgspec.Raw) -> object:
 
 
 def _check_content_type(headers: Headers) -> None:
-    media_type, _, parameters = headers.get("content-type", "application/json").partition(";")
+    content_type = headers.get("content-type", JSON)
+    if content_type == JSON and "content-encoding" not in headers:
+        return
+    media_type, _, parameters = content_type.partition(";")
     media_type = media_type.strip().lower()
-    is_json = media_type == "application/json" or (
+    is_json = media_type == JSON or (
         media_type.startswith("application/") and media_type.endswith("+json")
     )
     charset = re.search(r"charset=\"?([^\s;\"]+)", parameters, re.IGNORECASE)

@@ -29,8 +29,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from headrace.core.config.units import size_text
 from headrace.server.errors import ErrorObject, Failure
-from headrace.server.exchange import ABORT, PIPE
-from headrace.server.half_closed import CAN_LOOK, HalfClosed
+from headrace.server.exchange import ABORT, PIPE, WHOLE
+from headrace.server.half_closed import CAN_LOOK, HalfClosed, probe_of
 from headrace.server.plain_body import without_chunks
 
 MAX_HEAD_BYTES = 32 << 10
@@ -74,17 +74,12 @@ class Connection(HttpToolsProtocol):
     def eof_received(self) -> bool:  # type: ignore[override]
         """Whether the connection stays open: while whole requests wait for their answers."""
         if self._half_closed is None and CAN_LOOK and self._close_after_answers():
-            self._half_closed = HalfClosed(self.transport, self._may_probe)
+            self._half_closed = HalfClosed(self.transport, self._probe)
         return self._half_closed is not None
 
-    def _may_probe(self) -> bool:
-        """Whether no answer is being sent, and the next may have another before it."""
+    def _probe(self) -> bytes:
         waiting = next((one for one in self._under_way if not one.response_complete), None)
-        return (
-            waiting is not None
-            and not waiting.response_started
-            and waiting.scope["http_version"] != "1.0"
-        )
+        return b"" if waiting is None else probe_of(waiting)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._forget_head_timer()
@@ -171,7 +166,9 @@ class Connection(HttpToolsProtocol):
             self._close_after_answers()
             return
         super().on_headers_complete()
+        cycle = self.cycle
         self.scope["extensions"][PIPE] = ConnectionPipe(self)  # type: ignore[assignment]
+        self.scope["extensions"][WHOLE] = lambda: not cycle.more_body  # type: ignore[assignment]
         self._under_way = [one for one in self._under_way if not one.response_complete]
         self._under_way.append(self.cycle)
         if self.pipeline:

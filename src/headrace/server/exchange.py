@@ -19,6 +19,7 @@ KEY = "headrace.exchange"
 # ASGI extensions of our connections:
 ABORT = "headrace.abort"  # break the connection at once
 PIPE = "headrace.pipe"  # the rest of a body goes straight to the connection: see Pipe
+WHOLE = "headrace.whole"  # whether the request's body is here, when it is asked
 
 CLIENT_GONE = 499  # what proxies log for a client that did not wait
 
@@ -115,6 +116,12 @@ class Exchange:
         abort = self.scope.get("extensions", {}).get(ABORT)
         if abort is not None:
             abort()
+
+    @property
+    def has_whole_body(self) -> bool:
+        """Whether the request is here to its end; without the extension, nobody knows."""
+        is_whole = self.scope.get("extensions", {}).get(WHOLE)
+        return is_whole is not None and is_whole()
 
     @property
     def pipe(self) -> Pipe | None:

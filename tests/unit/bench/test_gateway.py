@@ -18,12 +18,14 @@ def test_what_is_added_is_the_difference() -> None:
         events_per_s=4000.0,
         cpu_us_per_event=60.0,
         direct=Delays(request_ms=Spread(1.0, 2.0, 3.0), event_ms=Spread(0.1, 0.2, 0.3)),
+        relay=Delays(request_ms=Spread(1.25, 2.0, 3.0), event_ms=Spread(0.1, 0.3, 0.3)),
         through=Delays(request_ms=Spread(1.5, 3.0, 5.0), event_ms=Spread(0.2, 0.4, 0.9)),
     )
     console = Console(width=100, record=True, file=StringIO())
     console.print(gateway_table(report))
     lines = [line.split() for line in console.export_text().splitlines()]
     assert ["request,", "added", "0.50", "1.00", "2.00"] in lines
+    assert ["request,", "added", "by", "a", "relay", "0.25", "0.00", "0.00"] in lines
     assert ["event,", "added", "0.10", "0.20", "0.60"] in lines
 
 
@@ -39,6 +41,6 @@ def test_the_same_load_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(gateway._Samples, "delays", delays)
     report = measure_gateway(2)
-    assert samples == [2 * 2 * NUM_EVENTS] * 2
+    assert samples == [2 * 2 * NUM_EVENTS] * 3
     assert report.through.event_ms.p50 > 0
     assert report.cpu_us_per_event > 0

@@ -5,7 +5,6 @@ from functools import partial
 import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -44,10 +43,11 @@ def create_gateway_app(gateway: Gateway) -> Starlette:
             get("/metrics", partial(_metrics, gateway)),
             get("/version", partial(_version)),
         ],
-        middleware=[Middleware(Front, metrics=gateway.metrics), Middleware(Shortcut, relay=relay)],
         exception_handlers={HTTPException: answer_error, HeadraceError: answer_error},
     )
     app.router.redirect_slashes = False
+    # In the place of Starlette's outermost layer: the front does what that would.
+    app.middleware_stack = Front(Shortcut(app.build_middleware_stack(), relay), gateway.metrics)
     app.state.service = gateway
     return app
 

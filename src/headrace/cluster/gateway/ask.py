@@ -152,6 +152,8 @@ def _names(root: bytes, data: bytes) -> tuple[bytes, ...]:
 
 
 def _value(raw: msgspec.Raw, kind: type[_Value], absent: _Value) -> _Value:
+    if raw is _ABSENT:
+        return absent
     try:
         return msgspec.json.decode(raw, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -86,13 +86,14 @@ class Call:
         this process can open no connection, which is no engine's fault.
         """
         self._engine.calls.add(self)
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(timeout_s, self.lose, f"no byte within {timeout_s:g} s")
         try:
-            async with asyncio.timeout(timeout_s):
-                await self._begin(path, headers, body)
-        except TimeoutError:
-            raise self._broken(f"no byte within {timeout_s:g} s") from None
+            await self._begin(path, headers, body)
         except LinkError as error:
             raise self._broken(str(error)) from None
+        finally:
+            timer.cancel()
 
     async def _begin(self, path: str, headers: Raw, body: bytes) -> None:
         head = request_head(self._engine.address.url, path, headers, len(body))
@@ -120,15 +121,19 @@ class Call:
             except LinkError:
                 if self._verdict or not link.was_stale:
                     raise
-                link.close()
-                self._link, is_fresh = None, True
+                self._give_back()
+                is_fresh = True
             else:
                 return link
 
     async def _connect(self, *, is_fresh: bool) -> Link:
+        url = self._engine.address.url
+        waiting = None if is_fresh else self._links.take_waiting(url)
+        if waiting is not None:
+            return waiting
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S) as self._connecting:
-                return await self._links.take(self._engine.address.url, is_fresh=is_fresh)
+                return await self._links.take(url, is_fresh=True)
         except TimeoutError:
             raise self._broken("no answer in time") from None
         except OSError as error:
@@ -183,6 +188,9 @@ class Call:
 
     def close(self) -> None:
         self._engine.calls.discard(self)
+        self._give_back()
+
+    def _give_back(self) -> None:
         if self._link is not None:
             self._links.give_back(self._engine.address.url, self._link)
             self._link = None

@@ -8,6 +8,7 @@ what nobody takes stays in the socket.
 import asyncio
 import errno
 import ssl
+from collections import Counter
 from collections.abc import Callable
 from functools import cache
 from typing import Final
@@ -20,6 +21,7 @@ from headrace.cluster.gateway.headers import Raw
 MAX_HEAD_BYTES: Final = 64 << 10  # and of what else is no body: between its pieces, and behind it
 KEEP_ALIVE_S: Final = 3.0  # shorter than any engine's, so that none closes what is about to be used
 MAX_UNTAKEN_BYTES: Final = 1 << 18
+BUSY_LINKS: Final = 4  # of one engine in use, from which on one more waits for the next request
 # What keeps this process from opening a connection, whoever would be at its other end.
 _OWN_TROUBLES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 NO_HTTP: Final = "the answer is no HTTP"
@@ -41,8 +43,9 @@ class Link(asyncio.Protocol):
         self._waiter: asyncio.Future[None] | None = None
         self._fault = ""
         self._is_paused = False
-        self._num_asked = 0
+        self.has_waited = False  # for its request, so that it may be closed at its other end
         self._expect_nothing()
+        self._may_stay = True
 
     def _expect_nothing(self) -> None:
         self.status = 0  # of the answer, once its head is here
@@ -61,7 +64,6 @@ class Link(asyncio.Protocol):
     def ask(self, head: bytes, body: bytes) -> None:
         assert self._transport is not None
         self._expect_nothing()
-        self._num_asked += 1
         self.is_over = False
         # The body may be large: it is not copied for the sake of one call.
         self._transport.writelines((head, body))
@@ -151,10 +153,10 @@ class Link(asyncio.Protocol):
 
     @property
     def was_stale(self) -> bool:
-        """Whether it had been asked before, and not a byte has come since: where it breaks then, it
-        may have been closed at its other end before it was asked again.
+        """Whether it had waited before it was asked, and not a byte has come since: where it breaks
+        then, it may have been closed at its other end before.
         """
-        return self._num_asked > 1 and not (self.status or self._num_bare_bytes)
+        return self.has_waited and not (self.status or self._num_bare_bytes)
 
     def fail(self, reason: str) -> None:
         """Wait for nothing more. Idempotent; the first reason counts."""
@@ -244,21 +246,47 @@ class Link(asyncio.Protocol):
 
 
 class Links:
-    """Connections to engines, those that wait for another request included."""
+    """Connections to engines, those that wait for another request included. While more and more are
+    in use at an engine, one is made ahead of each request.
+    """
 
     def __init__(self) -> None:
         self._idle: dict[str, dict[Link, asyncio.TimerHandle]] = {}  # the longest unused first
+        self._num_used: Counter[str] = Counter()
+        self._coming: dict[str, asyncio.Task[None]] = {}  # the one that is made ahead
 
-    async def take(self, url: str, *, is_fresh: bool = False) -> Link:
-        """One to the server at this address, that may have been used before unless it has to be
-        fresh. OSError where it cannot be had.
-        """
-        idle = {} if is_fresh else self._idle.get(url, {})
+    def take_waiting(self, url: str) -> Link | None:
+        """One to the server at this address that waits for a request, if any does."""
+        idle = self._idle.get(url, {})
         while idle:
             link, timer = idle.popitem()
             timer.cancel()
             if link.is_reusable:
-                return link
+                break
+        else:
+            link = None
+        if not idle and self._num_used[url] >= BUSY_LINKS and url not in self._coming:
+            self._coming[url] = asyncio.create_task(self._add_waiting(url))
+        self._num_used[url] += link is not None
+        return link
+
+    async def take(self, url: str, *, is_fresh: bool = False) -> Link:
+        """One that has waited, or has just been made. OSError where it cannot be had."""
+        link = None if is_fresh else self.take_waiting(url)
+        if link is None:
+            link = await self._connect(url)
+            self._num_used[url] += 1
+        return link
+
+    async def _add_waiting(self, url: str) -> None:
+        try:
+            self._wait(url, await self._connect(url))
+        except OSError:
+            pass  # whoever needs one will be told
+        finally:
+            del self._coming[url]
+
+    async def _connect(self, url: str) -> Link:
         parts = _split(url)
         is_secure = parts.scheme == "https"
         _, link = await asyncio.get_running_loop().create_connection(
@@ -271,10 +299,15 @@ class Links:
 
     def give_back(self, url: str, link: Link) -> None:
         """It waits for another request, or is closed."""
-        if not link.is_reusable:
+        self._num_used[url] -= 1
+        if link.is_reusable:
+            self._wait(url, link)
+        else:
             link.close()
-            return
+
+    def _wait(self, url: str, link: Link) -> None:
         link.on_heard = _nobody_hears
+        link.has_waited = True
         idle = self._idle.setdefault(url, {})
         loop = asyncio.get_running_loop()
         idle[link] = loop.call_later(KEEP_ALIVE_S, self._forget, idle, link)
@@ -284,6 +317,8 @@ class Links:
         link.close()
 
     def close(self) -> None:
+        for task in self._coming.values():
+            task.cancel()
         for idle in self._idle.values():
             for link, timer in idle.items():
                 timer.cancel()

@@ -6,8 +6,6 @@ answer is one engine's, and ends with an error where that fails.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Final
 
 from starlette.datastructures import Headers
@@ -50,7 +48,8 @@ class Relay:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange, headers, path = Exchange.of(scope), Headers(scope=scope), scope["path"]
-        body = await read_body(headers, receive, self._gateway.config.server.max_body_bytes)
+        limit_bytes = self._gateway.config.server.max_body_bytes
+        body = await read_body(headers, receive, limit_bytes, is_here=exchange.has_whole_body)
         ask = read_ask(path, body, headers.get(SESSION_HEADER, ""))
         ask = await self._gateway.named(ask, path, body)
         journey = Journey(self._gateway, exchange, ask, slo_of(headers), body, send)
@@ -85,6 +84,7 @@ class Journey:
         self._faults: list[Fault] = []
         self._excluded: list[WorkerId] = []
         self._leash: asyncio.Timeout | None = None
+        self._until_gone: asyncio.Task[None] | None = None
         self._verdict: HeadraceError | None = None
         self._is_left = False  # by its client
         self._first_byte_ns: int | None = None
@@ -95,19 +95,14 @@ class Journey:
         """Send an answer, whatever happens. Raises what it is where nothing was sent, and
         ClientGone.
         """
-        async with self._within_its_time(receive):
-            while not await self._try_once():
-                self._gateway.metrics.count_retry()
-
-    @asynccontextmanager
-    async def _within_its_time(self, receive: Receive) -> AsyncIterator[None]:
         timeout_s = self._gateway.config.server.request_timeout_s
         rest_s = timeout_s - (time.monotonic_ns() - self._exchange.arrived_ns) / NS_PER_S
-        gone = asyncio.create_task(until_gone(receive))
+        # In the next turn of the loop: first of all the request goes on.
+        watching = asyncio.get_running_loop().call_soon(self._watch_client, receive)
         try:
             async with asyncio.timeout(rest_s) as self._leash:
-                gone.add_done_callback(self._on_gone)
-                yield
+                while not await self._try_once():
+                    self._gateway.metrics.count_retry()
         except TimeoutError:
             if self._is_left:
                 self._exchange.status = CLIENT_GONE
@@ -120,7 +115,9 @@ class Journey:
             await self._reply.fail(error)
         finally:
             self._leash = None
-            gone.cancel()
+            watching.cancel()
+            if self._until_gone is not None:
+                self._until_gone.cancel()
             self._gateway.switch.tell(RouteDone(self._request_id))
 
     def record(self) -> None:
@@ -141,6 +138,10 @@ class Journey:
         """End it with an error that is the gateway's, as at the end of a drain."""
         self._verdict = self._verdict or error
         self._pull()
+
+    def _watch_client(self, receive: Receive) -> None:
+        self._until_gone = asyncio.create_task(until_gone(receive))
+        self._until_gone.add_done_callback(self._on_gone)
 
     def _on_gone(self, gone: "asyncio.Task[None]") -> None:
         if not gone.cancelled():

@@ -5,7 +5,14 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from headrace.cluster.gateway.link import MAX_HEAD_BYTES, Link, LinkError, Links, request_head
+from headrace.cluster.gateway.link import (
+    BUSY_LINKS,
+    MAX_HEAD_BYTES,
+    Link,
+    LinkError,
+    Links,
+    request_head,
+)
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\nX-Of-Engine: Yes\r\n\r\n"
 CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -30,7 +37,8 @@ def talk(play: Callable[[Links, str], Awaitable[None]], *answers: bytes) -> int:
                     break
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
-        writer.close()
+        finally:
+            writer.close()
 
     async def run() -> None:
         async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
@@ -43,7 +51,8 @@ def talk(play: Callable[[Links, str], Awaitable[None]], *answers: bytes) -> int:
                 links.close()
                 while opened:
                     opened.pop().close()
-                await asyncio.sleep(0)
+                while len(asyncio.all_tasks()) > 1:  # those who serve see that nobody is left
+                    await asyncio.sleep(0.001)
 
     asyncio.run(run())
     return num_connections
@@ -100,6 +109,32 @@ def test_one_that_an_engine_will_close_is_not(answer: bytes) -> None:
             links.give_back(url, link)
 
     assert talk(play, answer, HEAD + b"abcd") == 2
+
+
+def test_while_more_are_in_use_one_waits_for_the_next_request() -> None:
+    async def play(links: Links, url: str) -> None:
+        for _ in range(BUSY_LINKS):
+            await asked(links, url)
+        assert links.take_waiting(url) is None  # but one is made
+        for _ in range(3):
+            while (link := links.take_waiting(url)) is None:
+                await asyncio.sleep(0.001)
+            opened.append(link)
+            assert link.has_waited
+            link.ask(request_head(url, "/v1/x", [], 0), b"")
+            assert await whole(link) == b"abcd"
+            links.give_back(url, link)
+
+    assert BUSY_LINKS + 1 <= talk(play, *[HEAD + b"abcd"] * 100) <= BUSY_LINKS + 4
+
+
+def test_few_at_a_time_are_as_many_as_are_asked() -> None:
+    async def play(links: Links, url: str) -> None:
+        for _ in range(BUSY_LINKS - 1):
+            await asked(links, url)
+        await asyncio.sleep(0.02)
+
+    assert talk(play, *[HEAD + b"abcd"] * 100) == BUSY_LINKS - 1
 
 
 def test_nor_one_whose_answer_was_not_read_to_its_end() -> None:
