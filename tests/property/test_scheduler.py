@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from headrace.core.base.events import Arrive, Cancel
 from headrace.core.base.types import NS_PER_MS, SeqId
 from headrace.core.cost.model import StepShape
+from headrace.core.scheduler.burst import BURST_NS
 from support.fake_device import Bench, LinearCost
 
 
@@ -142,9 +143,8 @@ def test_a_long_prompt_advances_beside_any_number_of_short_ones(
     num_prompt_tokens = num_long_tokens = 0
     bench.step()
     for _ in range(25):
-        bench.handle(
-            Arrive(tuple(bench.seq((5,) * rng.randint(2, 32), max_tokens=1) for _ in range(9)))
-        )
+        shorts = tuple(bench.seq((5,) * rng.randint(2, 32), max_tokens=1) for _ in range(9))
+        bench.handle(Arrive(shorts), after_ns=BURST_NS)
         assert bench.plan is not None
         shares = {seq.seq_id: len(seq.tokens) for seq in bench.plan.seqs}
         num_prefill = bench.plan.num_tokens - sum(seq.seq_id in shares for seq in decoding)

@@ -129,7 +129,7 @@ class SchedulerConfig:
     )
     long_step_ms: float = setting(
         250.0,
-        "longest step that the `itl` budget plans for long prompts while nobody decodes",
+        "longest step of the `itl` budget with a long prompt while nobody decodes, and in a burst",
         low=0.01,
         high=1e6,
     )

@@ -328,7 +328,7 @@ class Glide:
         if not decoding:
             return Company(0, 0, None)
         num_kv = sum([one.length for one in decoding]) + self.done * len(decoding)
-        usual = self._core.config.scheduler.itl_target_ms
+        usual = self._core._scheduler.usual_itl_ms
         stated = [one.seq.spec.slo.itl_ms for one in decoding]
         return Company(
             len(decoding), num_kv, min([usual if one is None else one for one in stated])

@@ -55,7 +55,7 @@ def predict_ttft_ns(
     share = config.short_prompt_share
     due += min(num_long, round(due * (1.0 - share) / share))
     decoding = [other for other in running if other.num_remaining == 1]
-    company = Company.of(config, decoding)
+    company = Company.of(decoding, config.itl_target_ms)
     room = room_of(config, cost, company, (), ShortShare(share)).short(has_long=False)
     num_decode = len(decoding)
     num_kv = sum(len(other.tokens) for other in running)

@@ -1,9 +1,9 @@
 """Scheduling policies: pure functions of what the scheduler shows them."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 
 from headrace.core.base.request import AGING_NS
-from headrace.core.base.types import NS_PER_MS, Ns
+from headrace.core.base.types import NS_PER_MS, Ns, SeqId
 from headrace.core.config.schema import SchedulerConfig
 from headrace.core.kv.manager import KvManager
 from headrace.core.scheduler.sequence import Sequence
@@ -77,3 +77,23 @@ def choose_victim(candidates: Iterable[Sequence], last_victim: int | None) -> Se
         return seq.seq_id == last_victim, -seq.spec.priority, seq.num_computed, -seq.order
 
     return min(candidates, key=key, default=None)
+
+
+def victim_for(
+    config: SchedulerConfig,
+    seq: Sequence,
+    running: Iterable[Sequence],
+    placed: Container[SeqId],
+    last_victim: SeqId | None,
+) -> Sequence | None:
+    """Of those that run: its like where the step has not placed them, and those of lower priority
+    in any case.
+    """
+    candidates = (
+        other
+        for other in running
+        if other is not seq
+        and not is_protected(config, other)
+        and (other.spec.priority, other.seq_id not in placed) > (seq.spec.priority, False)
+    )
+    return choose_victim(candidates, last_victim)

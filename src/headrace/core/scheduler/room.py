@@ -48,12 +48,13 @@ class Company(NamedTuple):
     itl_ms: float | None  # the tightest target that one of them states, or is given
 
     @classmethod
-    def of(cls, config: SchedulerConfig, decoding: Iterable[Sequence]) -> "Company":
+    def of(cls, decoding: Iterable[Sequence], usual_itl_ms: float) -> "Company":
+        """Who states no target has the usual one."""
         seqs = [seq for seq in decoding if seq.length > seq.num_prompt]
         if not seqs:
             return cls(0, 0, None)
         stated = [seq.spec.slo.itl_ms for seq in seqs]
-        targets = [config.itl_target_ms if one is None else one for one in stated]
+        targets = [usual_itl_ms if one is None else one for one in stated]
         return cls(len(seqs), sum([len(seq.tokens) for seq in seqs]), min(targets))
 
 

@@ -23,9 +23,10 @@ from headrace.core.config.schema import SchedulerConfig
 from headrace.core.cost.learned import LearnedCost
 from headrace.core.cost.model import CostModel, StepShape
 from headrace.core.kv.manager import KvManager
+from headrace.core.scheduler.burst import Burst
 from headrace.core.scheduler.forecast import count_prefill, predict_ttft_ns
 from headrace.core.scheduler.lanes import DeficitRoundRobin, ShortShare
-from headrace.core.scheduler.policies import choose_victim, is_protected, promised_tokens
+from headrace.core.scheduler.policies import is_protected, promised_tokens, victim_for
 from headrace.core.scheduler.room import Company, room_of
 from headrace.core.scheduler.sequence import Sequence, State
 from headrace.core.scheduler.shares import share_of
@@ -44,6 +45,7 @@ class Scheduler:
         self._waiting = WaitingQueue(config, kv)
         self._running: dict[SeqId, Sequence] = {}
         self._twins = Twins(kv)
+        self._burst = Burst()
         self._short_share = ShortShare(config.short_prompt_share)
         self._long_turns = DeficitRoundRobin()  # of running sequences whose prompt is long
         self._last_victim: SeqId | None = None
@@ -81,6 +83,11 @@ class Scheduler:
         """Blocks that running sequences were promised and do not hold yet."""
         return sum(self._num_promised(seq) for seq in self._running.values())
 
+    @property
+    def usual_itl_ms(self) -> float:
+        """The target of sequences that state none."""
+        return self._burst.itl_ms(self._config)
+
     def predict_ttft_ns(self, seq: Sequence) -> Ns:
         """Predicted time until a sequence that arrives now has its first token."""
         return predict_ttft_ns(
@@ -91,6 +98,7 @@ class Scheduler:
 
     def add(self, seq: Sequence, now: Ns) -> None:
         """Let a sequence wait, at the place that its order gives it."""
+        self._burst.arrive(seq, now, is_idle=not (self._running or self._waiting))
         self._waiting.add(seq, now)
 
     def learn(self, plan: StepPlan, elapsed_ns: Ns) -> None:
@@ -118,6 +126,7 @@ class Scheduler:
 
     def remove(self, seq: Sequence) -> None:
         """Take a sequence out for good."""
+        self._burst.leave(seq.seq_id)
         if seq.state is State.RUNNING:
             del self._running[seq.seq_id]
             self._twins.forget(seq)
@@ -132,6 +141,8 @@ class Scheduler:
         size = self._kv.block_size
         first = seq.num_computed // size
         seq.land(share, sampled)
+        if sampled:
+            self._burst.leave(seq.seq_id)
         if seq.is_long and seq.num_remaining <= 1:
             seq.is_long = False
             self._long_turns.leave(seq.seq_id)
@@ -176,7 +187,7 @@ class Scheduler:
         step = StepDraft(self._config.step_tokens, is_ahead=is_ahead)
         self._plan_decoding(decoding, step, now)
         if (prompts or self._waiting) and not step.is_abandoned:
-            self.plan_prompts(Company.of(self._config, decoding), prompts, step, now)
+            self.plan_prompts(Company.of(decoding, self.usual_itl_ms), prompts, step, now)
         if step.is_abandoned or not step.seqs:
             return None, step.effects
         shares = tuple(step.seqs.values())
@@ -265,7 +276,8 @@ class Scheduler:
             if step.is_ahead:
                 step.is_abandoned = not step.has_admitted
                 return False
-            victim = choose_victim(self._candidates_for(seq, step), self._last_victim) or seq
+            running = self._running.values()
+            victim = victim_for(self._config, seq, running, step.seqs, self._last_victim) or seq
             step.give_back(victim.seq_id)
             victim.num_times_victim += 1
             step.effects.append(
@@ -276,19 +288,6 @@ class Scheduler:
             if victim is seq:
                 return False
         return True
-
-    def _candidates_for(self, seq: Sequence, step: StepDraft) -> Iterator[Sequence]:
-        """Who may be preempted for `seq`: its like where this step has not placed them, and those
-        of lower priority in any case.
-        """
-        for other in self._running.values():
-            if other is seq or is_protected(self._config, other):
-                continue
-            is_placed = other.seq_id in step.seqs
-            if other.spec.priority > seq.spec.priority or (
-                other.spec.priority == seq.spec.priority and not is_placed
-            ):
-                yield other
 
     def _grow(self, seq: Sequence, num_tokens: int, step: StepDraft) -> bool:
         """Reserve what is not promised to protected sequences, of which this may be one."""

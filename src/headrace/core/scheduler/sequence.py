@@ -67,7 +67,7 @@ class Sequence:
         self.num_failures = 0
         self.num_scored = 0  # prompt tokens, from the second on, whose log probability is known
         self.promised_tokens = 0  # length up to which admission promised blocks
-        self.is_long = False  # since its admission, until its prompt is computed
+        self.is_long = False  # since it was looked at for a step, until its prompt is computed
         # While steps run that it is part of, the plan is ahead of what is known:
         self.num_in_flight = 0  # such steps
         self.num_planned = 0  # tokens computed when they are done

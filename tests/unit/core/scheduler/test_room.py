@@ -53,7 +53,7 @@ def room(
 ) -> Room:
     config = SchedulerConfig(**{"itl_margin": 0.0, **settings})
     learned = LearnedCost(cost or LinearCost())
-    company = Company.of(config, seqs)
+    company = Company.of(seqs, config.itl_target_ms)
     return room_of(config, learned, company, prompts, share or ShortShare(0.75))
 
 
@@ -151,7 +151,7 @@ def test_a_chunk_far_into_its_prompt_is_predicted_with_what_it_attends_to() -> N
 
     def num_long(start: int) -> int:
         prompts = (prompt(start, is_long=True),)
-        company = Company.of(SchedulerConfig(), [decoding(0)])
+        company = Company.of([decoding(0)], 50.0)
         step = room_of(SchedulerConfig(), cost, company, prompts, ShortShare(0.75))
         return step.long(0, is_empty=False)
 
