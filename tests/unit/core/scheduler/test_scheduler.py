@@ -241,48 +241,6 @@ def test_the_itl_budget_is_the_largest_that_keeps_the_target() -> None:
     assert shares(bench.plan) == {2: 1, 3: 8}
 
 
-def test_who_comes_together_gives_way_to_each_others_first_tokens() -> None:
-    bench = Bench(
-        itl_target_ms=0.0015,
-        itl_margin=0.0,
-        long_step_ms=0.003,
-        step_tokens=400,
-        num_blocks=900,
-        max_model_len=2000,
-        prefix_cache=False,
-    )
-    bench.handle(Arrive(tuple(bench.seq((i,) * 250, max_tokens=50) for i in range(3))))
-    assert shares(bench.plan) == {0: 250, 1: 150}
-    bench.step()
-    assert shares(bench.plan) == {0: 1, 1: 100, 2: 99}  # 3000 ns, of long_step_ms
-    # A request that states a limit has it kept, by those who came with it, too.
-    bench.handle(Arrive((bench.seq((4,) * 3, max_tokens=50, slo=Slo(itl_ms=0.0014)),)))
-    bench.step()
-    assert shares(bench.plan) == {0: 1, 1: 1, 2: 151, 3: 3}
-    bench.step()
-    assert shares(bench.plan) == {0: 1, 1: 1, 2: 1, 3: 1}
-    # Whoever comes later finds them protected.
-    bench.handle(Arrive((bench.seq((5,) * 120, max_tokens=1),)), after_ns=BURST_NS)
-    bench.step()
-    assert shares(bench.plan) == {0: 1, 1: 1, 2: 1, 3: 1, 4: 36}
-
-
-def test_nobody_gives_way_to_a_long_prompt_that_came_first() -> None:
-    bench = Bench(
-        itl_target_ms=0.0015,
-        itl_margin=0.0,
-        step_tokens=400,
-        short_prompt_tokens=100,
-        num_blocks=900,
-        max_model_len=2000,
-    )
-    bench.handle(Arrive((bench.seq((1,) * 1500, max_tokens=1), bench.seq((2,), max_tokens=9))))
-    bench.step()
-    bench.step()
-    assert bench.plan is not None
-    assert bench.plan.num_tokens <= 50
-
-
 def test_a_short_prompt_runs_beside_a_long_one() -> None:
     bench = Bench(short_prompt_tokens=10, step_tokens=8, short_prompt_share=0.75)
     bench.handle(Arrive((bench.seq((1,) * 100, max_tokens=2),)))
