@@ -6,7 +6,7 @@
 #   make test-ray    workers on a real Ray        make test-deploy    what is in deploy/; both install their extra
 #   make test-engines     the gateway over llama-cpp-python's server, which it installs for itself
 #   make test-nixl        KV by NIXL, which it installs (70 MB)
-#   make bench-engines    loads against headrace and that server, in turns
+#   make bench-engines    loads against headrace and other engines (ENGINES), in turns; it installs them
 #   make setup    the development environment    make clean       forget what was built
 
 PYTHON ?= python3
@@ -23,7 +23,8 @@ NATIVE  := pyproject.toml CMakeLists.txt $(shell find src -path '*/csrc/*' -type
 APP := $(VENV)/.installed-app
 DEV := $(VENV)/.installed-dev
 
-# Other people's engines live in environments of their own.
+# Other people's engines live in environments of their own, build/engines/NAME.
+ENGINES   ?= llama-cpp openvino vllm
 LLAMA_CPP := build/engines/llama-cpp
 
 .PHONY: serve setup test test-slow test-engines test-ray test-nixl test-deploy bench-engines check format bench bench-baseline bench-compare clean
@@ -53,11 +54,12 @@ test-deploy: $(DEV)
 	$(PIP) install 'helm-python-sdk>=0.2.2' 'kubernetes-validate>=1.37' 'pyyaml>=6'
 	$(PYTEST) -m slow tests/deploy $(ARGS)
 
-test-engines: $(DEV) $(LLAMA_CPP)/.installed
+test-engines: $(DEV)
+	PYTHONPATH=tests $(BIN)/python -m support.peers.environments llama-cpp
 	LLAMA_CPP_PYTHON=$(LLAMA_CPP)/bin/python $(PYTEST) -m slow tests/engines $(ARGS)
 
-bench-engines: $(DEV) $(LLAMA_CPP)/.installed
-	LLAMA_CPP_PYTHON=$(LLAMA_CPP)/bin/python PYTHONPATH=tests $(BIN)/python -m support.side_by_side $(ARGS)
+bench-engines: $(DEV)
+	PYTHONPATH=tests $(BIN)/python -m support.side_by_side "$(ENGINES)" $(ARGS)
 
 check: $(DEV)
 	$(BIN)/ruff format --check src tests
@@ -93,13 +95,6 @@ $(BIN)/python:
 $(APP): $(BIN)/python $(NATIVE)
 	@echo "installing headrace and compiling its native backend (one to three minutes)"
 	$(PIP) install -e .
-	@touch $@
-
-$(LLAMA_CPP)/.installed:
-	@echo "compiling llama-cpp-python for this machine (ten minutes or more)"
-	@$(PYTHON) -m venv $(LLAMA_CPP)
-	CMAKE_ARGS="-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF" \
-	  $(LLAMA_CPP)/bin/python -m pip --disable-pip-version-check -q install 'llama-cpp-python[server]==0.3.36'
 	@touch $@
 
 # The build tools stay in the environment, so that a later build compiles only what changed.

@@ -1,28 +1,49 @@
-"""`make bench-engines`: headrace beside llama-cpp-python's server, in one run on this machine."""
+"""`make bench-engines`: headrace beside other people's engines, in one run on this machine."""
 
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
-from headrace.live.machine import machine_facts
-from support.llama_cpp_server import llama_cpp_server
+from support.engine_process import EngineProcess
+from support.peers.environments import LeftOutError, install
+from support.peers.servers import PEERS, Peer
 
-# It has no field that ignores the end of text: its two ends are made impossible instead.
-OWN_EXTRA, OTHERS_EXTRA = '{"ignore_eos": true}', '{"logit_bias": {"0": -100, "2": -100}}'
+OWN_EXTRA = '{"ignore_eos": true}'
 OUT = "build/side-by-side.json"
 
 
-def main(arguments: list[str]) -> int:
-    """Both compute the default model's file with as many threads, one after the other."""
-    threads = machine_facts().num_cores
-    log = Path(tempfile.mkdtemp(prefix="headrace-side-by-side-")) / "engine.log"
-    print(f"llama-cpp-python's log: {log}", file=sys.stderr)
-    with llama_cpp_server(log, threads=threads, context=4096) as engine:
-        command = ["headrace.cli.main", "bench", "all", "--against", engine.url, "--out", OUT]
-        extras = ["--extra", OWN_EXTRA, "--extra", OTHERS_EXTRA]
-        return subprocess.run([sys.executable, "-m", *command, *extras, *arguments]).returncode
+def started(name: str, log: Path, stack: ExitStack) -> tuple[Peer, EngineProcess]:
+    """Raises LeftOutError where this machine does not get to run it."""
+    install(name)
+    peer = PEERS[name]
+    engine = peer.start(log)
+    stack.callback(engine.stop)
+    print(f"starting {name}, see {log}", file=sys.stderr)
+    try:
+        engine.await_ready(peer.start_timeout_s)
+    except (RuntimeError, TimeoutError) as error:
+        raise LeftOutError(f"{error}, see {log}") from error
+    return peer, engine
+
+
+def main(names: str, arguments: Sequence[str]) -> int:
+    """Each engine computes with as many threads as there are cores, one after the other."""
+    logs = Path(tempfile.mkdtemp(prefix="headrace-side-by-side-"))
+    command = [sys.executable, "-m", "headrace.cli.main", "bench", "all", "--out", OUT]
+    command += ["--extra", OWN_EXTRA]
+    with ExitStack() as stack:
+        for name in dict.fromkeys(names.split()):
+            try:
+                peer, engine = started(name, logs / f"{name}.log", stack)
+            except LeftOutError as error:
+                print(f"left out: {name}: {error}", file=sys.stderr)
+                continue
+            command += ["--against", engine.url, "--extra", peer.extra]
+        return subprocess.run([*command, *arguments]).returncode
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    raise SystemExit(main(sys.argv[1], sys.argv[2:]))

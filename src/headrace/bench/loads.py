@@ -145,10 +145,16 @@ class Target(msgspec.Struct, frozen=True):
 
 
 def prompts_of(load: Load, writer: PromptWriter) -> list[str]:
-    """One prompt for each warm-up and request."""
-    shared = writer.write(load.num_shared_tokens) if load.num_shared_tokens else ""
+    """One prompt for each warm-up and request. They are the load's own: whatever comes before it
+    leaves nothing of them in a cache.
+    """
+
+    def write(num_tokens: int, after: str = "") -> str:
+        return writer.write(num_tokens, after=after, topic=load.name)
+
+    shared = write(load.num_shared_tokens) if load.num_shared_tokens else ""
     count = load.num_warmups + load.num_requests
-    return [writer.write(load.num_prompt_tokens, after=shared) for _ in range(count)]
+    return [write(load.num_prompt_tokens, shared) for _ in range(count)]
 
 
 async def run_load(target: Target, load: Load, prompts: Sequence[str]) -> LoadReport:

@@ -29,18 +29,21 @@ class PromptWriter:
 
     def __init__(self, encode: Encode, seed: int) -> None:
         self._encode = encode
-        self._rng = random.Random(seed)
+        self._seed = seed
+        self._rngs: dict[str, random.Random] = {}
 
-    def write(self, num_tokens: int, *, after: str = "") -> str:
+    def write(self, num_tokens: int, *, after: str = "", topic: str = "") -> str:
         """A text that begins with `after` and has exactly `num_tokens` tokens altogether.
 
+        What is written on other topics changes nothing, and no two texts begin alike but by chance.
         The tokens of `after` stay what they are, so that servers can share them.
         """
         start = list(self._encode(after)) if after else []
         if num_tokens <= len(start):
             raise ConfigError("prompt is shorter than its prefix", num_tokens=num_tokens)
+        rng = self._rngs.setdefault(topic, random.Random(f"{self._seed} {topic}"))
         for _ in range(100):
-            words = [self._rng.choice(WORDS) for _ in range(num_tokens)]
+            words = [rng.choice(WORDS) for _ in range(num_tokens)]
             text = self._cut(after, words, num_tokens)
             tokens = list(self._encode(text))
             if len(tokens) == num_tokens and tokens[: len(start)] == start:

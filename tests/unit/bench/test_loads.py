@@ -116,6 +116,15 @@ def test_requests_share_their_prefix_and_ask_for_what_the_load_says() -> None:
     assert all(body["ignore_eos"] is True and body["temperature"] == 0 for body in server.bodies)
 
 
+def test_prompts_of_a_load_do_not_depend_on_what_came_before() -> None:
+    alone = prompts_of(LOADS["batch"], PromptWriter(encode, seed=3))
+    writer = PromptWriter(encode, seed=3)
+    others = prompts_of(LOADS["single"], writer)
+    assert prompts_of(LOADS["batch"], writer) == alone
+    beginnings = [prompt[:60] for prompt in [*others, *alone]]
+    assert len({*beginnings}) == len(beginnings)
+
+
 def test_at_once_and_one_after_another() -> None:
     together, alone = SmallServer(), SmallServer()
     run(together, LOAD)
