@@ -1,6 +1,7 @@
 """Blocks are copied by name out of a pool that somebody else writes to, or they are not."""
 
 import errno
+import mmap
 import os
 import select
 import socket
@@ -62,9 +63,9 @@ def test_a_block_that_is_given_up_while_it_is_copied_does_not_count(theirs: Pool
         def __init__(self) -> None:
             pass
 
-        def write(self, block_id: BlockId, data: memoryview) -> None:
+        def fill_from(self, block_id: BlockId, source: mmap.mmap, start: int) -> None:
             theirs.publish([BlockRemoved(name(0))])
-            pool.write(block_id, data)
+            pool.fill_from(block_id, source, start)
 
     with closing(SharedSource(theirs.address, BYTES)) as source, closing(pool):
         assert source.copy([name(0)], Slow(), [BlockId(1)]) == 0

@@ -18,6 +18,7 @@ from headrace.core.base.errors import TransferError
 from headrace.core.base.types import BlockId
 from headrace.core.kv.names import NAME_BYTES
 from headrace.ops.interface import KvFile
+from headrace.ops.native import _native
 
 _NOBODY = bytes(NAME_BYTES)
 
@@ -49,6 +50,11 @@ class SharedPool:
     def write(self, block_id: BlockId, data: memoryview) -> None:
         start = self._offset + block_id * self.block_bytes
         self._memory[start : start + self.block_bytes] = data
+
+    def fill_from(self, block_id: BlockId, source: mmap.mmap, start: int) -> None:
+        """Write what is there in another mapping. Other threads go on meanwhile."""
+        own = self._offset + block_id * self.block_bytes
+        _native.copy_range(self._memory, own, source, start, self.block_bytes)
 
     def view(self, block_id: BlockId) -> memoryview:
         """The block itself, to be written to; to be released before the pool can close."""
@@ -102,7 +108,6 @@ class SharedSource:
                 os.close(own)
         except OSError as error:
             raise TransferError(f"{address!r} cannot be read: {error.strerror}") from error
-        self._view = memoryview(self._memory)
 
     def copy(self, names: Sequence[bytes], pool: SharedPool, block_ids: Sequence[BlockId]) -> int:
         """How many blocks have come, from the first one on."""
@@ -111,13 +116,12 @@ class SharedSource:
             if index is None:
                 return count
             start = self._offset + index * self._block_bytes
-            pool.write(block_id, self._view[start : start + self._block_bytes])
+            pool.fill_from(block_id, self._memory, start)
             if not _has(self._memory, index, name):
                 return count
         return len(names)
 
     def close(self) -> None:
-        self._view.release()
         self._memory.close()
 
 

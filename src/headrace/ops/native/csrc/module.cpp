@@ -17,6 +17,7 @@
 #include "machine_limits.h"
 #include "program.h"
 #include "sampler.h"
+#include "stream.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -64,13 +65,14 @@ Step make_step(nb::handle tokens, nb::handle token_starts, nb::handle positions,
 // A contiguous byte buffer, held for the length of a call.
 class Bytes {
  public:
-  explicit Bytes(nb::handle source) {
-    if (PyObject_GetBuffer(source.ptr(), &view_, PyBUF_SIMPLE) != 0) nb::raise_python_error();
+  explicit Bytes(nb::handle source, int flags = PyBUF_SIMPLE) {
+    if (PyObject_GetBuffer(source.ptr(), &view_, flags) != 0) nb::raise_python_error();
   }
   ~Bytes() { PyBuffer_Release(&view_); }
   Bytes(const Bytes&) = delete;
   Bytes& operator=(const Bytes&) = delete;
   const std::byte* data() const { return static_cast<const std::byte*>(view_.buf); }
+  std::byte* writable() const { return static_cast<std::byte*>(view_.buf); }  // with PyBUF_WRITABLE
   size_t size() const { return static_cast<size_t>(view_.len); }
 
  private:
@@ -222,6 +224,18 @@ std::vector<const Weight*> weights_of(const nb::tuple& items) {
   return out;
 }
 
+void copy_range(nb::handle to, size_t to_offset, nb::handle from, size_t from_offset, size_t bytes) {
+  const Bytes target(to, PyBUF_WRITABLE), source(from);
+  const auto check = [bytes](const Bytes& buffer, size_t offset) {
+    if (offset > buffer.size() || bytes > buffer.size() - offset)
+      fail("a copy of ", bytes, " bytes at ", offset, " does not fit into ", buffer.size(), " bytes");
+  };
+  check(target, to_offset);
+  check(source, from_offset);
+  const nb::gil_scoped_release released;
+  copy_streaming(target.writable() + to_offset, source.data() + from_offset, bytes);
+}
+
 std::vector<uint32_t> philox_words(const std::vector<uint32_t>& counter, const std::vector<uint32_t>& key) {
   if (counter.size() != 4 || key.size() != 2) fail("philox4x32 takes a counter of 4 words and a key of 2");
   std::vector<uint32_t> words(4);
@@ -247,6 +261,7 @@ NB_MODULE(_native, m) {
         "seconds"_a);
   m.def("product_limit", &product_limit, nb::call_guard<nb::gil_scoped_release>(), "pool"_a, "isa"_a, "kind"_a,
         "seconds"_a);
+  m.def("copy_range", &copy_range, "to"_a, "to_offset"_a, "source"_a, "from_offset"_a, "num_bytes"_a);
   m.def("philox", &philox, "seed"_a, "choice"_a, "position"_a);
   m.def("philox4x32", &philox_words, "counter"_a, "key"_a);
 
