@@ -6,6 +6,7 @@
 #   make test-ray    workers on a real Ray        make test-deploy    what is in deploy/; both install their extra
 #   make test-engines     the gateway over llama-cpp-python's server, which it installs for itself
 #   make test-nixl        KV by NIXL, which it installs (70 MB)
+#   make test-compiled    the tests of the machines, on a wheel, in which they are compiled
 #   make bench-engines    loads against headrace and other engines (ENGINES), in turns; it installs them
 #   make setup    the development environment    make clean       forget what was built
 
@@ -27,7 +28,10 @@ DEV := $(VENV)/.installed-dev
 ENGINES   ?= llama-cpp openvino vllm
 LLAMA_CPP := build/engines/llama-cpp
 
-.PHONY: serve setup test test-slow test-engines test-ray test-nixl test-deploy bench-engines check format bench bench-baseline bench-compare clean
+# A wheel of this checkout, with the libraries of the development environment beside it.
+WHEEL := build/compiled
+
+.PHONY: serve setup test test-slow test-engines test-ray test-nixl test-deploy test-compiled bench-engines check format bench bench-baseline bench-compare clean
 .DEFAULT_GOAL := serve
 
 serve: $(if $(wildcard $(DEV)),$(DEV),$(APP))
@@ -53,6 +57,13 @@ test-nixl: $(DEV)
 test-deploy: $(DEV)
 	$(PIP) install 'helm-python-sdk>=0.2.2' 'kubernetes-validate>=1.37' 'pyyaml>=6'
 	$(PYTEST) -m slow tests/deploy $(ARGS)
+
+test-compiled: $(DEV)
+	@$(BIN)/python -m venv --clear --without-pip $(WHEEL)
+	@echo $(CURDIR)/$(VENV)/lib/python3*/site-packages > $$(echo $(WHEEL)/lib/python3*/site-packages)/development.pth
+	$(PIP) --python $(WHEEL)/bin/python install --no-deps --no-build-isolation .
+	$(WHEEL)/bin/python -c 'from headrace.core.scheduler import scheduler; assert scheduler.__file__.endswith(".so"), scheduler'
+	$(WHEEL)/bin/python -m pytest tests/unit/core tests/property tests/replay $(ARGS)
 
 test-engines: $(DEV)
 	PYTHONPATH=tests $(BIN)/python -m support.peers.environments llama-cpp

@@ -14,7 +14,13 @@ from rich.text import Text
 from headrace.cli.checks import Check, Status
 from headrace.cli.checks.machine import check_cores, check_cpu, check_load, check_memory
 from headrace.cli.checks.model import check_cache, check_model
-from headrace.cli.checks.program import check_native, check_port, check_python, check_torch
+from headrace.cli.checks.program import (
+    check_core,
+    check_native,
+    check_port,
+    check_python,
+    check_torch,
+)
 from headrace.cli.output import print_json, print_table
 from headrace.cli.settings import load_settings
 from headrace.core.base.errors import ConfigError
@@ -23,6 +29,7 @@ from headrace.core.config.schema import Config, ModelConfig
 CHECKS: tuple[Callable[[Config], Iterator[Check]], ...] = (
     check_python,
     check_native,
+    check_core,
     check_torch,
     check_cpu,
     check_cores,

@@ -11,7 +11,7 @@ import pytest
 from headrace.cli.checks import Check, Status
 from headrace.cli.checks.machine import check_cores, check_cpu, check_load, check_memory
 from headrace.cli.checks.model import check_cache, check_model
-from headrace.cli.checks.program import check_native, check_port, check_torch
+from headrace.cli.checks.program import check_core, check_native, check_port, check_torch
 from headrace.cli.main import main
 from headrace.core.config.merge import from_settings
 from headrace.core.config.resolve import MachineFacts
@@ -49,9 +49,17 @@ def test_a_sound_setup_is_told_and_changes_nothing(
     report = json.loads(capsys.readouterr().out)
     assert report["is_ok"] is True
     by_name = {check["name"]: check for check in report["checks"]}
-    assert {"settings", "python", "native", "torch", "cpu", "cores", "load", "memory"} <= set(
-        by_name
-    )
+    assert {
+        "settings",
+        "python",
+        "native",
+        "core",
+        "torch",
+        "cpu",
+        "cores",
+        "load",
+        "memory",
+    } <= set(by_name)
     assert by_name["model"]["num_parameters"] == 90_752
     assert by_name["KV"]["kv"]["num_blocks"] == 256 * 32
     assert by_name["KV"]["memory"]["kv_bytes"] == 256 * 32 * 4096
@@ -135,6 +143,13 @@ def test_no_native_extension_fails_only_where_it_is_wanted(monkeypatch: pytest.M
     monkeypatch.delattr("headrace.ops.native._native", raising=False)
     assert only(check_native(Config())).status is Status.FAIL
     assert only(check_native(from_settings({"backend": "torch"}))).status is Status.OK
+
+
+def test_it_says_whether_the_core_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    for file, is_compiled in (("a/scheduler.py", False), ("a/scheduler.abi3.so", True)):
+        monkeypatch.setattr("headrace.core.scheduler.scheduler.__file__", file)
+        check = only(check_core(Config()))
+        assert (check.status, check.data) == (Status.OK, {"is_compiled": is_compiled})
 
 
 def test_no_torch_fails_only_where_it_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,10 +4,12 @@ import platform
 import sys
 from collections.abc import Iterator
 from importlib import metadata, util
+from pathlib import Path
 
 from headrace.cli.checks import Check, Status
 from headrace.core.base.errors import ConfigError
 from headrace.core.config.schema import Config
+from headrace.core.scheduler import scheduler
 
 LEAST_PYTHON = (3, 11)
 
@@ -44,6 +46,15 @@ def check_native(config: Config) -> Iterator[Check]:
         yield Check("native", Status.WARN, detail, hint, data)
     else:
         yield Check("native", Status.OK, detail, data=data)
+
+
+def check_core(config: Config) -> Iterator[Check]:
+    """Whether decisions are taken by compiled modules or by the Python that they are made from."""
+    if Path(scheduler.__file__).suffix == ".py":
+        detail = "interpreted: what is in the source folder is what runs"
+        yield Check("core", Status.OK, detail, data={"is_compiled": False})
+    else:
+        yield Check("core", Status.OK, "compiled", data={"is_compiled": True})
 
 
 def check_torch(config: Config) -> Iterator[Check]:

@@ -2,6 +2,7 @@
 
 import sys
 from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,15 @@ from headrace.core.router.waiting import MAX_HEADS, WaitingRoom
 ANY = WorkerId(0)
 
 
-class Room(WaitingRoom):
+class Room:
+    """A waiting room whose requests are short to write."""
+
+    def __init__(self) -> None:
+        self.room = WaitingRoom()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.room, name)
+
     def put(self, request_id: int, now: int = 0, **fields: object) -> None:
         request = RouteRequest(
             request_id=request_id,
@@ -23,17 +32,17 @@ class Room(WaitingRoom):
             arrived_ns=Ns(now),
             **fields,  # type: ignore[arg-type]
         )
-        self.add(Ns(now), request, 1000)
+        self.room.add(Ns(now), request, 1000)
 
     def order(self, now: int = 0) -> list[int]:
         """Let all leave in their turns."""
         found: list[int] = []
-        while len(self):
-            head = self.heads(Ns(now), ANY)[0]
+        while len(self.room):
+            head = self.room.heads(Ns(now), ANY)[0]
             found.append(head.request.request_id)
-            self.charge(head.request.tenant, 100)
-            self.remove(head.request.request_id)
-            self.check()
+            self.room.charge(head.request.tenant, 100)
+            self.room.remove(head.request.request_id)
+            self.room.check()
         return found
 
 
