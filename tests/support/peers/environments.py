@@ -71,7 +71,8 @@ def install(engine: str) -> None:
     print(f"installing {version_of(engine)} into {folder}, see {log}", file=sys.stderr)
     run([sys.executable, "-m", "venv", "--clear", folder], log, 300.0)
     pip: list[str | Path] = [python_of(engine), "-m", "pip", "--disable-pip-version-check"]
-    run([*pip, "install", "-r", LISTS / f"{engine}.txt"], log, INSTALL_TIMEOUT_S)
+    # The lists are whole, and leave out what an engine names and does not need here.
+    run([*pip, "install", "--no-deps", "-r", LISTS / f"{engine}.txt"], log, INSTALL_TIMEOUT_S)
     installed.write_text(wanted)
 
 

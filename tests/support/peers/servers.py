@@ -93,5 +93,5 @@ PEERS: Mapping[str, Peer] = {
     # It has no field that ignores the end of text: its two ends are made impossible instead.
     "llama-cpp": Peer(start_llama_cpp, 120.0, '{"logit_bias": {"0": -100, "2": -100}}'),
     "openvino": Peer(start_openvino, 300.0),
-    "vllm": Peer(start_vllm, 600.0),
+    "vllm": Peer(start_vllm, 1200.0),
 }
