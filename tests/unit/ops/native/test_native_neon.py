@@ -13,7 +13,7 @@ EMULATOR = "qemu-aarch64"
 NEON = ["-march=armv8.2-a+dotprod"]
 AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 FLAGS = ["-std=c++20", "-O1", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", "-Wno-psabi"]
-PARTS = ["isa", "memory", "pool", "record", "run", "weight", "kernels_portable"]
+PARTS = ["isa", "memory", "pool", "record", "run", "run_linear", "weight", "kernels_portable"]
 
 needs_compiler = pytest.mark.skipif(
     shutil.which(CROSS) is None, reason=f"{CROSS} is not installed (g++-aarch64-linux-gnu)"

@@ -68,6 +68,30 @@ def test_int8_activations_are_near_the_exact_ones(type: WeightType) -> None:
     assert 0 < np.sqrt((error**2).mean()) < 0.007 * exact.std()
 
 
+@pytest.mark.parametrize("num_rows", [3, 70])
+def test_int8_bits_do_not_depend_on_what_the_inputs_come_from(num_rows: int) -> None:
+    """Rounded with the norm or the activation before, or by the layer itself; one, then another."""
+    x = normal(num_rows, 256)
+    weights = {
+        "norm": view_of(normal(1, 256, seed=1)),
+        "up": noise(WeightType.Q4_1, 640, 256),
+        "other": noise(WeightType.Q8_0, 640, 256),
+        "down": noise(WeightType.Q4_1, 48, 320),
+    }
+    backend = int8_backend(threads=2)
+
+    def chained(ops: Any, x: int, w: Any) -> Any:
+        normed = ops.rms_norm(x, w["norm"], 1e-5)
+        both = ops.add(ops.linear(normed, (w["up"],)), ops.linear(normed, (w["other"],)))
+        return ops.linear(ops.silu_mul(both), (w["down"],))
+
+    normed = apply(backend, lambda ops, x, w: ops.rms_norm(x, w["norm"], 1e-5), x, weights)
+    both = linear(backend, normed, weights["up"]) + linear(backend, normed, weights["other"])
+    gated = apply(backend, lambda ops, x, w: ops.silu_mul(x), both, {})
+    expected = linear(backend, gated, weights["down"])
+    assert apply(backend, chained, x, weights).tobytes() == expected.tobytes()
+
+
 @pytest.mark.parametrize("type", INT8_TYPES)
 def test_int8_bits_do_not_depend_on_rows_threads_or_instruction_set(type: WeightType) -> None:
     inputs = whole_blocks(type, 288)

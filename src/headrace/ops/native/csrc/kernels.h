@@ -117,6 +117,9 @@ struct LinearSpan {
   int num_panels;
   int num_outputs;  // the last panel may be partly padding
   int num_inputs;
+  // Panels of perhaps another weight, which whoever computes this is likely to read next. May be null.
+  const std::byte* next;
+  size_t next_bytes;  // of one of them
   const float* x;
   const uint16_t* x_bf16;    // rows rounded to bf16 and padded to an even length (linear_bf16 only)
   const QuantBlock* x_int8;  // rows in blocks (linear_int8 only)

@@ -111,17 +111,14 @@ template <WeightType T, int R, int P>
 void int8_tile(const LinearSpan& s, int panel, int row) {
   const std::byte* weights = s.panels + panel * s.panel_bytes;
   const QuantBlock* x = s.x_int8 + row * s.x_stride;
+  const Ahead ahead = row == 0 ? Ahead::of(s, panel, P) : Ahead{nullptr, 0};  // only the first rows wait for memory
   F acc[P][R];
   for (int p = 0; p < P; ++p)
     for (int r = 0; r < R; ++r) acc[p][r] = zero();
   for (int block = 0; block < s.num_inputs / 32; ++block, ++x)
     for (int p = 0; p < P; ++p) {
-      const std::byte* at = weights + p * s.panel_bytes;
-      // A tile this low waits for memory: fetch the same place of the panels that come next.
-      if constexpr (R < kInt8Rows)
-        for (size_t line = 0; line < step_bytes(T); line += 64)
-          __builtin_prefetch(at + P * s.panel_bytes + block * step_bytes(T) + line);
-      int8_block<T, R>(at, block, x, s.x_stride, acc[p]);
+      ahead.fetch(p, block * step_bytes(T), step_bytes(T));
+      int8_block<T, R>(weights + p * s.panel_bytes, block, x, s.x_stride, acc[p]);
     }
   alignas(64) float sums[R * kLanes];
   for (int p = 0; p < P; ++p) {
@@ -203,23 +200,20 @@ void to_int8(const float* x, int n, QuantBlock* out) {
     const float greatest = max_lanes(magnitude);
     const bool is_finite = sum_lanes(add(mul(a, zero()), mul(b, zero()))) == 0.0f;
     const Int8Range range = int8_range(greatest, is_finite);
-    alignas(64) uint32_t q[32];
-    const auto round = [&](F v, uint32_t* to) {
-      const I bits = as_int(fma(is_finite ? v : zero(), set1(range.factor), set1(kRound)));
-      __builtin_memcpy(to, &bits, sizeof bits);
-    };
-    round(a, q);
-    round(b, q + kLanes);
-    uint32_t quads[8];
+    const auto rounded = [&](F v) { return fma(is_finite ? v : zero(), set1(range.factor), set1(kRound)); };
+    const F first_half = rounded(a), second_half = rounded(b);
+    static_assert(quad_input(7, 1) == 15 && quad_input(0, 2) == 16);
+    const I low = bit_and(as_int(first_half), 0xffu), high = bit_and(as_int(second_half), 0xffu);
+    alignas(64) uint32_t pairs[kLanes];  // bytes 0 and 2 of the quads, then bytes 1 and 3
+    store(reinterpret_cast<float*>(pairs), as_float(bit_or(low, shift_left<16>(high))));
     for (int quad = 0; quad < 8; ++quad) {
-      quads[quad] = 0;
-      for (int i = 0; i < 4; ++i) quads[quad] |= (q[quad_input(quad, i)] & 0xff) << (8 * i);
+      const uint32_t word = pairs[quad] | pairs[quad + 8] << 8;
+      __builtin_memcpy(out->q + 4 * quad, &word, sizeof word);
     }
-    int32_t first = 0, second = 0;
-    for (int i = 0; i < 16; ++i) first += static_cast<int8_t>(q[i]);
-    for (int i = 16; i < 32; ++i) second += static_cast<int8_t>(q[i]);
+    // Sums of whole numbers this small are exact in floats.
+    const auto total_of = [](F half) { return static_cast<int32_t>(sum_lanes(sub(half, set1(kRound)))); };
+    const int32_t first = total_of(first_half), second = total_of(second_half);
     const int32_t total = first + second;
-    __builtin_memcpy(out->q, quads, sizeof quads);
     out->scale = range.scale;
     out->sum = out->scale * static_cast<float>(total);
     out->total = total;

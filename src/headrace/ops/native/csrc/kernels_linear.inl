@@ -281,7 +281,9 @@ struct DirectStep {
 
 // sums[p][r][16]
 template <class D, int R, int P>
-void direct(const LinearSpan& s, const std::byte* panels, float* sums) {
+void direct(const LinearSpan& s, int first_panel, float* sums) {
+  const std::byte* panels = s.panels + first_panel * s.panel_bytes;
+  const Ahead ahead = Ahead::of(s, first_panel, P);
   constexpr int depth = step_inputs(D::kType);
   const int full = s.num_inputs / depth;
   DirectStep<D, R, P> step;
@@ -291,11 +293,8 @@ void direct(const LinearSpan& s, const std::byte* panels, float* sums) {
     for (int r = 0; r < R; ++r) step.acc[p][r] = zero();
   for (int i = 0; i < full; ++i, step.x += depth) {
     for (int p = 0; p < P; ++p) {
-      const std::byte* panel = panels + p * s.panel_bytes;
-      step.decoder[p] = D::open(panel, i);
-      // The same place of the panels that come next: the hardware sees each panel's end as the end of a stream.
-      for (size_t line = 0; line < step_bytes(D::kType); line += 64)
-        __builtin_prefetch(panel + P * s.panel_bytes + i * step_bytes(D::kType) + line);
+      step.decoder[p] = D::open(panels + p * s.panel_bytes, i);
+      ahead.fetch(p, i * step_bytes(D::kType), step_bytes(D::kType));
     }
     unrolled<depth / 4>(step);
   }
@@ -336,11 +335,11 @@ void direct_rows(const LinearSpan& s) {
   alignas(64) float sums[P * R * kLanes];
   int panel = 0;
   for (; panel + P <= s.num_panels; panel += P) {
-    direct<D, R, P>(s, s.panels + panel * s.panel_bytes, sums);
+    direct<D, R, P>(s, panel, sums);
     for (int p = 0; p < P; ++p) finish_panel(s, panel + p, R, sums + p * R * kLanes, 0);
   }
   for (; panel < s.num_panels; ++panel) {
-    direct<D, R, 1>(s, s.panels + panel * s.panel_bytes, sums);
+    direct<D, R, 1>(s, panel, sums);
     finish_panel(s, panel, R, sums, 0);
   }
 }

@@ -1,6 +1,7 @@
 #define HEADRACE_ISA neon
 #include "kernels.h"
 #include "simd_neon.h"
+#include "kernels_ahead.inl"
 #include "kernels_linear.inl"
 #include "kernels_int8.inl"
 #include "kernels_rows.inl"

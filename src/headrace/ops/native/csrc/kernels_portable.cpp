@@ -1,6 +1,7 @@
 #define HEADRACE_ISA portable
 #include "kernels.h"
 #include "simd_portable.h"
+#include "kernels_ahead.inl"
 #include "kernels_linear.inl"
 #include "kernels_int8.inl"
 #include "kernels_rows.inl"

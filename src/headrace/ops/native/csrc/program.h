@@ -110,6 +110,9 @@ class Program {
     std::vector<float> row{};  // a norm's weight
     float eps = 0.0f;
     std::vector<Part> parts{};
+    int next = -1;            // linear: the next one of the program
+    bool to_int8 = false;     // a row operation: its rows are also rounded for the linear operation after it
+    bool from_int8 = false;   // linear: the operation before it has done that
     int layer = 0;
     AttentionShape shape{};
     int rope = 0;
@@ -136,12 +139,31 @@ class Program {
 
   void select_early();
   void fuse();
+  void link_linears();
   void place_registers();
   void check(const Step& step) const;
   void plan_attention(const AttentionShape& shape);
 
+  // How a linear operation is cut into pieces, each of some rows of some panels.
+  struct Split {
+    int panels, group, panel_groups, row_groups;
+    // Which panels are the nth piece that is claimed of those of one row group.
+    int first_panel(int nth, int threads) const;
+  };
+  // Where the weights are that a thread reads after a piece.
+  struct Ahead {
+    const std::byte* panels = nullptr;
+    size_t panel_bytes = 0;
+  };
+  Split split_of(const Op& op, int rows) const;
+  Ahead ahead_of(const Op& op, const Split& split, int nth, size_t part, int end_panel, bool is_end) const;
+  bool in_int8(const Part& part) const { return rounding_.int8 && is_quantised(part.weight->type()); }
+
   template <class Work>
   void for_rows(int rows, int64_t cost_per_row, Work work);
+  template <class Work>
+  void for_rows_of(const Op& op, int64_t cost_per_row, Work work);
+  void round_int8(const View& x, int width, int row);
   void run_op(const Op& op);
   void run_linear(const Op& op);
   void run_attention(const Op& op);

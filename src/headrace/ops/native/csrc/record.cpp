@@ -178,6 +178,7 @@ void Program::seal(int logits) {
   logits_ = logits;
   select_early();
   fuse();
+  link_linears();
   place_registers();
 }
 
@@ -244,6 +245,22 @@ void Program::fuse() {
     sum.dead = true;
   }
   std::erase_if(ops_, [](const Op& op) { return op.dead; });
+}
+
+// Tells each linear operation which one comes next, and the row operation before it to round what it has just computed.
+void Program::link_linears() {
+  int next = -1;
+  for (size_t i = ops_.size(); i-- > 0;) {
+    Op& op = ops_[i];
+    if (op.kind != Kind::linear) continue;
+    op.next = next;
+    next = static_cast<int>(i);
+    if (i == 0 || ops_[i - 1].out != op.x) continue;
+    Op& before = ops_[i - 1];
+    const bool is_by_rows = before.kind != Kind::linear && before.kind != Kind::attention;
+    const bool rounds = std::any_of(op.parts.begin(), op.parts.end(), [&](const Part& p) { return in_int8(p); });
+    before.to_int8 = op.from_int8 = is_by_rows && rounds;
+  }
 }
 
 // Buffers pass to the next register once their register has been read for the last time.

@@ -7,27 +7,9 @@
 #include <numeric>
 
 #include "program.h"
+#include "rows.h"
 
 namespace headrace {
-namespace {
-
-// Work below this many multiply-adds (a few microseconds) is not worth waking anybody for.
-constexpr int64_t kSerialCost = 30'000;
-constexpr int kChunksPerThread = 6;
-// Rows of a linear operation that one chunk takes: enough to pay for decoding the weights.
-constexpr int kLinearRows = 192;
-
-int ceil_div(int a, int b) { return (a + b - 1) / b; }
-
-// Which of `count` pieces is claimed as the nth, so that each of some threads that take turns walks on from piece to
-// piece: what it has fetched ahead is what it needs.
-int piece_of(int nth, int count, int threads) {
-  const int of_thread = count / threads;
-  if (of_thread == 0 || nth >= of_thread * threads) return nth;
-  return nth % threads * of_thread + nth / threads;
-}
-
-}  // namespace
 
 int Program::rows_of(int reg) const { return at(reg).logit_rows ? num_logit_rows() : step_.num_tokens(); }
 
@@ -96,19 +78,6 @@ void Program::run(Step step) {
   for (const Op& op : ops_) run_op(op);
 }
 
-// `cost_per_row` in multiply-adds or what takes as long.
-template <class Work>
-void Program::for_rows(int rows, int64_t cost_per_row, Work work) {
-  if (rows * cost_per_row < kSerialCost) {
-    for (int row = 0; row < rows; ++row) work(row);
-    return;
-  }
-  const int group = std::max(ceil_div(rows, kChunksPerThread * pool_.threads()), 1);
-  pool_.run(ceil_div(rows, group), [&](int chunk) {
-    for (int row = chunk * group; row < std::min(rows, (chunk + 1) * group); ++row) work(row);
-  });
-}
-
 void Program::fill_angles(RopeTable& rope) {
   const size_t pairs = rope.inv_freq.size();
   auto* angles = reinterpret_cast<float*>(rope.angles.data());
@@ -123,119 +92,61 @@ void Program::fill_angles(RopeTable& rope) {
   });
 }
 
+void Program::round_int8(const View& x, int width, int row) {
+  const size_t num_blocks = static_cast<size_t>(width) / 32;
+  auto* blocks = reinterpret_cast<QuantBlock*>(quantised_.data());
+  kernels_.to_int8(x.row(row), width, blocks + static_cast<size_t>(row) * num_blocks);
+}
+
+// `work` computes a row of the operation's result.
+template <class Work>
+void Program::for_rows_of(const Op& op, int64_t cost_per_row, Work work) {
+  const View out = view(op.out);
+  const int width = at(op.out).width;
+  for_rows(rows_of(op.out), cost_per_row, [&](int r) {
+    work(r);
+    if (op.to_int8) round_int8(out, width, r);
+  });
+}
+
 void Program::run_op(const Op& op) {
-  const int rows = rows_of(op.out);
   const View out = view(op.out);
   const View x = op.x >= 0 ? view(op.x) : out;
   const int width = at(op.out).width;
   switch (op.kind) {
     case Kind::embed:
-      return for_rows(rows, 16 * width, [&](int r) { op.weight->copy_row(kernels_, step_.tokens[r], out.row(r)); });
+      return for_rows_of(op, 16 * width, [&](int r) { op.weight->copy_row(kernels_, step_.tokens[r], out.row(r)); });
     case Kind::rms_norm:
-      return for_rows(rows, width, [&](int r) {
+      return for_rows_of(op, width, [&](int r) {
         kernels_.rms_norm(x.row(r), nullptr, nullptr, op.row.data(), op.eps, width, out.row(r));
       });
     case Kind::add_rms_norm: {
       const View y = view(op.y);
       const View sum = view(op.sum);
-      return for_rows(rows, width, [&](int r) {
+      return for_rows_of(op, width, [&](int r) {
         kernels_.rms_norm(x.row(r), y.row(r), sum.row(r), op.row.data(), op.eps, width, out.row(r));
       });
     }
     case Kind::add: {
       const View y = view(op.y);
-      return for_rows(rows, width, [&](int r) { kernels_.add(x.row(r), y.row(r), width, out.row(r)); });
+      return for_rows_of(op, width, [&](int r) { kernels_.add(x.row(r), y.row(r), width, out.row(r)); });
     }
     case Kind::reorder:
-      return for_rows(rows, 2 * width, [&](int r) {
+      return for_rows_of(op, 2 * width, [&](int r) {
         const int32_t* order = op.weight->order().data();
         const float* from = x.row(r);
         float* to = out.row(r);
         for (int i = 0; i < width; ++i) to[i] = from[order[i]];
       });
     case Kind::silu_mul:
-      return for_rows(rows, 4 * width, [&](int r) { kernels_.silu_mul(x.row(r), width, out.row(r)); });
+      return for_rows_of(op, 4 * width, [&](int r) { kernels_.silu_mul(x.row(r), width, out.row(r)); });
     case Kind::select:
-      return for_rows(rows, width, [&](int r) {
+      return for_rows_of(op, width, [&](int r) {
         std::memcpy(out.row(r), x.row(step_.logit_rows[r]), static_cast<size_t>(width) * sizeof(float));
       });
     case Kind::linear: return run_linear(op);
     case Kind::attention: return run_attention(op);
   }
-}
-
-void Program::run_linear(const Op& op) {
-  const int rows = rows_of(op.out);
-  if (rows == 0) return;
-  const View x = view(op.x);
-  const View out = view(op.out);
-  const int inputs = at(op.x).width;
-  const size_t num_blocks = static_cast<size_t>(inputs) / 32;
-  auto* rounded = reinterpret_cast<uint16_t*>(rounded_.data());
-  auto* quantised = reinterpret_cast<QuantBlock*>(quantised_.data());
-  const auto in_bf16 = [&](const Part& part) { return rounding_.bf16 && part.weight->type() == WeightType::bf16; };
-  const auto in_int8 = [&](const Part& part) { return rounding_.int8 && is_quantised(part.weight->type()); };
-  if (std::any_of(op.parts.begin(), op.parts.end(), in_bf16))
-    for_rows(rows, inputs, [&](int r) {
-      kernels_.to_bf16(x.row(r), inputs, rounded + static_cast<size_t>(r) * widest_input_);
-    });
-  if (std::any_of(op.parts.begin(), op.parts.end(), in_int8))
-    for_rows(rows, inputs, [&](int r) {
-      kernels_.to_int8(x.row(r), inputs, quantised + static_cast<size_t>(r) * num_blocks);
-    });
-
-  int panels = 0;
-  for (const Part& part : op.parts) panels += part.weight->num_panels();
-  const int row_groups = ceil_div(rows, kLinearRows);
-  const int64_t cost = static_cast<int64_t>(panels) * kLanes * inputs * rows / 8;
-  const int group = cost < kSerialCost ? panels : ceil_div(panels * row_groups, kChunksPerThread * pool_.threads());
-  const int panel_groups = ceil_div(panels, group);
-  const bool are_logits = op.out == logits_ && op.parts[0].weight->rows() == at(op.out).width;
-  if (are_logits) {
-    stretch_ = group * kLanes;
-    tops_.resize(static_cast<size_t>(rows) * static_cast<size_t>(panel_groups));
-  }
-  pool_.run(panel_groups * row_groups, [&](int chunk) {
-    const int first_row = static_cast<int>(static_cast<int64_t>(rows) * (chunk / panel_groups) / row_groups);
-    const int end_row = static_cast<int>(static_cast<int64_t>(rows) * (chunk / panel_groups + 1) / row_groups);
-    int first = piece_of(chunk % panel_groups, panel_groups, pool_.threads()) * group;
-    int left = std::min(group, panels - first);
-    for (const Part& part : op.parts) {
-      const Weight& w = *part.weight;
-      if (first >= w.num_panels()) {
-        first -= w.num_panels();
-        continue;
-      }
-      const int count = std::min(left, w.num_panels() - first);
-      const int column = first * kLanes;
-      const bool bf16 = in_bf16(part);
-      const bool int8 = in_int8(part);
-      const LinearSpan span{
-          .type = w.type(),
-          .panels = w.panel(first),
-          .panel_bytes = w.panel_bytes(),
-          .num_panels = count,
-          .num_outputs = std::min(w.rows() - column, count * kLanes),
-          .num_inputs = inputs,
-          .x = x.row(first_row),
-          .x_bf16 = bf16 ? rounded + static_cast<size_t>(first_row) * widest_input_ : nullptr,
-          .x_int8 = int8 ? quantised + static_cast<size_t>(first_row) * num_blocks : nullptr,
-          .x_stride = int8 ? num_blocks : bf16 ? widest_input_ : x.stride,
-          .rows = end_row - first_row,
-          .out = out.row(first_row) + part.column + column,
-          .out_stride = out.stride,
-          .bias = part.bias.empty() ? nullptr : part.bias.data() + column,
-      };
-      (int8 ? kernels_.linear_int8 : bf16 ? kernels_.linear_bf16 : kernels_.linear)(span);
-      if (are_logits)  // they are in the cache
-        for (int r = 0; r < span.rows; ++r)
-          tops_[static_cast<size_t>((first_row + r) * panel_groups + first / group)] =
-              kernels_.max_row(span.out + static_cast<size_t>(r) * out.stride, span.num_outputs);
-      left -= count;
-      if (left == 0) break;
-      first = 0;
-    }
-  });
 }
 
 // Cuts the step's attention into items: tiles of rows, in pieces of one segment where there are too few to go round.
