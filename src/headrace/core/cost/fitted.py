@@ -103,7 +103,7 @@ class FittedCostModel(msgspec.Struct, frozen=True, kw_only=True):
             + self.attention_pair_ns * shape.num_attention_pairs
             + self.kv_token_ns * shape.num_kv_tokens
         )
-        return Ns(max(1, round(total)))
+        return Ns(round(total) or 1)
 
     def copy_ns(self, num_bytes: int, link: str) -> Ns:
         """Raises InvariantError for a link that nobody described."""

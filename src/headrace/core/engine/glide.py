@@ -49,6 +49,7 @@ class Glide:
         # one is needed by the step after it.
         self.places: dict[int, list[Decoding]] = {}
         self.ends: dict[int, list[Decoding]] = {}
+        self._last_end = 0  # of these
         self._length = 0  # of all that decode, together
         self._computing: list[Seq] = []  # prompts
         self._prompts: dict[int, Prompts] = {}  # of steps that are planned
@@ -117,9 +118,7 @@ class Glide:
 
     @property
     def alike_ns(self) -> tuple[Ns, Ns]:
-        """From when to before when a step may take that leaves it as it is whether steps are
-        planned ahead.
-        """
+        """Steps that take from the first to before the second change nothing in planning ahead."""
         if self._core.config.scheduler.overlap != "auto":
             return Ns(0), FOREVER_NS
         return (Ns(1), OVERLAP_BELOW_NS) if self.is_ahead else (OVERLAP_BELOW_NS, FOREVER_NS)
@@ -134,26 +133,27 @@ class Glide:
     @property
     def last_step(self) -> int:
         """With which the engine goes on by itself at the latest: the next two are of somebody."""
-        return max(self.ends, default=2) - 2
+        return self._last_end - 2
 
     def can_pass(self, step: int) -> bool:
         """Whether the end of the step costs nobody who runs a block, and some decode on."""
         if step >= self.last_step:
             return False
-        kv, size, places = self._core._kv, self.block_size, self.places
-        num_wanted = len(places.get(step % size, ())) + len(places.get((step + 1) % size, ()))
-        if self.is_busy:
-            for seq in self._computing:
-                num_wanted += kv.blocks_for(len(seq.tokens) + 1) - kv.num_held(seq.seq_id)
-            for seq in self._core._scheduler.waiting():
-                num_wanted += kv.blocks_for(len(seq.tokens) + 1)
-            prompts = self._prompts.get(step)
-            # The last token of a prompt, alone, is planned as what decodes.
-            for share in prompts.shares if prompts is not None else ():
-                num_known = len(self._core._seqs[share.seq_id].tokens)
-                if share.start + len(share.tokens) == num_known - 1:
-                    return False
-        return num_wanted <= kv.num_available
+        core, kv, size, places = self._core, self._core._kv, self.block_size, self.places
+        num_left = kv.num_available
+        num_left -= len(places.get(step % size, ())) + len(places.get((step + 1) % size, ()))
+        for seq in self._computing:
+            num_left -= kv.blocks_for(len(seq.tokens) + 1) - kv.num_held(seq.seq_id)
+        for seq in core._scheduler.waiting():
+            num_left -= kv.blocks_for(len(seq.tokens) + 1)
+            if num_left < 0:
+                break
+        prompts = self._prompts.get(step)
+        # The last token of a prompt, alone, is planned as what decodes.
+        return num_left >= 0 and not any(
+            share.start + len(share.tokens) == len(core._seqs[share.seq_id].tokens) - 1
+            for share in (prompts.shares if prompts is not None else ())
+        )
 
     # ---- changes
 
@@ -303,9 +303,8 @@ class Glide:
         if not self.is_busy:
             return
         decoding = [one for one in self.decoding if one.end >= step]
-        draft = StepDraft(
-            core.config.scheduler.step_tokens, is_ahead=is_ahead, num_others=len(decoding)
-        )
+        step_tokens = core.config.scheduler.step_tokens
+        draft = StepDraft(step_tokens, is_ahead=is_ahead, num_others=len(decoding))
         scheduler.plan_prompts(self._company(decoding), self._computing, draft, now)
         effects += draft.effects
         if not draft.seqs:
@@ -343,6 +342,7 @@ class Glide:
         insort(self.decoding, one, key=by_key)
         insort(self.places.setdefault((1 - one.length) % self.block_size, []), one, key=by_key)
         self.ends.setdefault(one.end, []).append(one)
+        self._last_end = max(self._last_end, one.end)
         self._length += one.length
         return one
 
