@@ -169,6 +169,12 @@ def test_so_it_does_with_whoever_comes(seed: int) -> None:
     compare(replace(made[0], glides=False), replace(made[1], is_checked=True))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4, 24))
+def test_so_it_does_over_more_seeds(seed: int) -> None:
+    test_so_it_does_with_whoever_comes(seed)
+
+
 def mixed_specs(seed: int) -> list[SeqSpec]:
     rng = Random(seed)
     at_s, specs = 0.0, []
