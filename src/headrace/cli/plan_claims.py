@@ -12,7 +12,8 @@ from headrace.cli.plan_target import check_range
 from headrace.cli.sim import read_trace
 from headrace.core.base.errors import ConfigError
 from headrace.sim.claims import Claim, Effort, batching
-from headrace.sim.claims_apart import distserve, splitwise
+from headrace.sim.claims_apart import distserve
+from headrace.sim.claims_splitwise import splitwise
 from headrace.sim.claims_traces import hits, mooncake, routing
 
 CLAIMS: Final[dict[str, Callable[[Effort], Iterator[Claim]]]] = {

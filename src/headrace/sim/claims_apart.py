@@ -1,23 +1,20 @@
 """Claims that prompts and answers on machines of their own serve more."""
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Final
 
 import msgspec
 
-from headrace.core.base.request import Slo
+from headrace.core.base.request import SeqSpec, Slo
 from headrace.core.base.worker import Role
-from headrace.core.cost.model import CostModel
 from headrace.core.telemetry import RequestRecord
 from headrace.core.workload.arrivals import Arrivals
 from headrace.core.workload.profiles import WorkloadProfile
+from headrace.core.workload.source import Listed, Source
 from headrace.core.workload.synthetic import Synthetic, SyntheticSource
 from headrace.plan.presets import ModelRow
-from headrace.plan.steps import decode_shape, mean_context_tokens, prefill_shape
 from headrace.sim.capacity import Crew, largest_rate, serve, share_is_good
 from headrace.sim.claims import (
-    BLOOM,
     GPU,
     OPT_13B,
     OPT_66B,
@@ -28,7 +25,7 @@ from headrace.sim.claims import (
 )
 from headrace.sim.setup import VOCAB, Device
 
-MOST_TOKENS: Final = 2048  # of OPT and BLOOM
+MOST_TOKENS: Final = 2048  # of OPT
 
 
 def profile(name: str, prompt: int, output: int, slo: Slo) -> WorkloadProfile:
@@ -195,102 +192,35 @@ def rate_per_gpu(
     return largest_rate(is_good, start=num_gpus) / num_gpus
 
 
-def poisson(traffic: WorkloadProfile, rate_per_s: float, effort: Effort) -> SyntheticSource:
-    return SyntheticSource(
+def poisson(
+    traffic: WorkloadProfile,
+    rate_per_s: float,
+    effort: Effort,
+    *,
+    most_tokens: int = MOST_TOKENS,
+    spreads: tuple[float, float] = (0.6, 1.0),
+) -> Source:
+    """Prompts that would leave their answer no room are cut, not the answer. `spreads` are those of
+    prompts and of answers, standard deviation over mean.
+    """
+    source = SyntheticSource(
         Synthetic(
             profile=traffic,
             arrivals=Arrivals.steady(rate_per_s),
             num_requests=effort.num_requests,
-            max_tokens=MOST_TOKENS,
+            prompt_spread=spreads[0],
+            output_spread=spreads[1],
             vocab_size=VOCAB,
             seed=effort.seed,
         )
     )
+    return Listed(fitting(spec, most_tokens) for spec in source.arrivals())
 
 
-# ---- the same cost and power
-
-
-SLOWDOWNS: Final = {"ttft": (2.0, 3.0, 6.0), "tpot": (1.25, 1.5, 5.0), "e2e": (1.25, 1.5, 5.0)}
-SHARES: Final = (0.5, 0.9, 0.99)
-CONVERSATIONS: Final = profile("conversations", 1155, 211, Slo())
-SPLITWISE_SOURCE: Final = (
-    "Splitwise (ISCA 2024), section 6.2, figure 18a: Splitwise-AA against Baseline-A100 with the "
-    "same power and cost (2.35× is the abstract's); table 6 and Mutinifni/splitwise-sim, "
-    "notebooks/plots.ipynb (nine limits, BLOOM-176B), notebooks/utils.py (power of a machine), "
-    "configs/cluster/isopower_a100.yaml (70 machines), generate_trace.py (lengths)"
-)
-
-
-def splitwise(effort: Effort) -> Iterator[Claim]:
-    """As many machines of the same kind, prompts apart or not: the same cost and power. A cluster
-    is good while the 50th, 90th and 99th percentile of the slowdown against an A100 machine of
-    one's own keep nine limits.
-    """
-    machine = device(BLOOM, GPU, 8)
-    together = Crew(device=machine, num_workers=7, step_tokens=WHOLE, num_gpus=8)
-    fewer = msgspec.structs.replace(together, device=device(BLOOM, "H100 SXM", 8), num_workers=4)
-    splits = {f"{num}P:{7 - num}D": split(machine, num, 7 - num, 8) for num in (3, 4, 5)}
-    clusters = {
-        "together": [together],
-        **splits,
-        "in chunks of 512": [msgspec.structs.replace(together, step_tokens=512)],
-        "4 of H100s together": [fewer],
-    }
-    alone = Alone(machine.cost)
-    rates = {}
-    for name, crews in clusters.items():
-        rates[name] = largest_rate(
-            partial(slowdowns_hold, crews, CONVERSATIONS, effort, alone), 4.0
-        )
-    yield Claim(
-        name="Splitwise, the same machines",
-        published="2.15×, 2.35×",
-        ours=gain(rates, *splits),
-        unit="×",
-        setting="BLOOM-176B on 7 machines of 8 A100s (a tenth of theirs; the power of 4 of H100s), "
-        "lengths of Azure's conversations of 2023, nine limits on slowdowns: " + told(rates, ""),
-        source=SPLITWISE_SOURCE,
-        gap="a tenth of the machines leaves fewer splits to choose from, and Splitwise lends "
-        "machines from one phase to the other; both baselines mix phases in a step, and what else "
-        "makes its gain is not found",
+def fitting(spec: SeqSpec, most_tokens: int) -> SeqSpec:
+    num_output = min(spec.params.max_tokens, most_tokens // 2)
+    return msgspec.structs.replace(
+        spec,
+        prompt_tokens=spec.prompt_tokens[: most_tokens - num_output],
+        params=msgspec.structs.replace(spec.params, max_tokens=num_output),
     )
-
-
-class Alone:
-    """What a request takes on a machine of its own."""
-
-    def __init__(self, cost: CostModel) -> None:
-        self._cost = cost
-
-    def slowdowns(self, record: RequestRecord) -> Iterator[tuple[str, float]]:
-        prompt, output = record.num_prompt_tokens, record.num_output_tokens
-        first_ns = self._cost.step_ns(prefill_shape(1, prompt))
-        token_ns = self._cost.step_ns(decode_shape(1, mean_context_tokens(prompt, output)))
-        if record.ttft_ns is not None:
-            yield "ttft", record.ttft_ns / first_ns
-        if record.tpot_ns is not None:
-            yield "tpot", record.tpot_ns / token_ns
-        yield "e2e", record.e2e_ns / (first_ns + (output - 1) * token_ns)
-
-
-def slowdowns_hold(
-    crews: Sequence[Crew],
-    traffic: WorkloadProfile,
-    effort: Effort,
-    alone: "Alone",
-    rate_per_s: float,
-) -> bool:
-    ratios: dict[str, list[float]] = {name: [] for name in SLOWDOWNS}
-
-    def note(record: RequestRecord) -> None:
-        for name, ratio in alone.slowdowns(record):
-            ratios[name].append(ratio)
-
-    serve(crews, poisson(traffic, rate_per_s, effort), slo=Slo(), on_record=note)
-    for name, limits in SLOWDOWNS.items():
-        ordered = sorted(ratios[name])
-        for share, limit in zip(SHARES, limits, strict=True):
-            if ordered[min(len(ordered) - 1, int(share * len(ordered)))] > limit:
-                return False
-    return True

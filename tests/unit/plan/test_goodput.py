@@ -1,5 +1,6 @@
 """The page's goodput card to the last printed digit, and the closed forms beside it."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,7 @@ from headrace.core.base.request import Slo
 from headrace.plan import page, queueing
 from headrace.plan.goodput import Goodput, Verdict, compute_goodput
 from headrace.plan.reference import REFERENCE_70B_H100, REFERENCE_LOAD_PER_S, REFERENCE_TRAFFIC
-from headrace.plan.service import ServiceTimes, Split
+from headrace.plan.service import Latencies, ServiceTimes, Split
 
 SERVICE = ServiceTimes(
     cost=REFERENCE_70B_H100,
@@ -56,6 +57,23 @@ def test_the_steps_behind_the_page(found: Goodput) -> None:
     assert found.decode_worker_s_per_request == pytest.approx(0.122708, abs=1e-6)
     assert found.utilisation == pytest.approx(0.41818, abs=1e-5)
     assert found.kv_transfer_bytes_per_request == 491_520_000
+
+
+def test_the_exact_loads_behind_the_page(found: Goodput) -> None:
+    """6.85001 and 12.163 would be rounded up: the page looks at tenths that hold."""
+
+    def most(mode: Callable[[ServiceTimes, float], Latencies | None]) -> float:
+        low, high = 1.0, 21.0
+        for _ in range(60):
+            load = (low + high) / 2
+            one = mode(SERVICE, load)
+            holds = one is not None and one.ttft_s <= 1.0 and one.tpot_s <= 0.08
+            low, high = (load, high) if holds else (low, load)
+        return low
+
+    assert most(page.colocated) == pytest.approx(6.85001, abs=1e-4)
+    assert most(page.disaggregated) == pytest.approx(12.163, abs=5e-4)
+    assert found.gain_by_model["page"] == pytest.approx(1.779, abs=5e-4)
 
 
 def test_closed_forms(found: Goodput) -> None:

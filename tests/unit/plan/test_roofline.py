@@ -35,6 +35,31 @@ def test_every_printed_digit_of_the_reference() -> None:
     assert found.prefill.flop == pytest.approx(2.29376e15)
 
 
+def test_the_figures_behind_the_printed_digits() -> None:
+    found = reference()
+    assert found.ridge_flop_per_byte == pytest.approx(295.22, abs=0.005)
+    assert found.prefill.intensity_flop_per_byte == pytest.approx(16_082.9, abs=0.05)
+    assert found.decode.intensity_flop_per_byte == pytest.approx(7.835, abs=5e-4)
+    assert found.ttft_s == pytest.approx(2.3193, abs=5e-5)
+    assert found.tpot_s == pytest.approx(0.042671, abs=5e-7)
+    assert found.e2e_s == pytest.approx(24.1670, abs=5e-5)
+    assert found.prefill.memory_utilisation == pytest.approx(0.0184, abs=5e-5)
+    assert found.decode.compute_utilisation == pytest.approx(0.0265, abs=5e-5)
+
+
+def test_a_rate_nearby_would_print_another_ridge() -> None:
+    accelerator = REFERENCE_70B_H100.accelerator
+    faster = msgspec.structs.replace(
+        accelerator,
+        flop_per_s_by_dtype=dict.fromkeys(accelerator.flop_per_s_by_dtype, 990e12),
+    )
+    wrong = msgspec.structs.replace(REFERENCE_70B_H100, accelerator=faster)
+    found = compute_roofline(
+        wrong, prompt_tokens=2048, output_tokens=512, batch_seqs=8, engine=Engine()
+    )
+    assert f"{found.ridge_flop_per_byte:.0f}" == "296"
+
+
 def test_the_weights_of_the_reference_do_not_fit() -> None:
     assert reference().warnings == ("140 GB of weights do not fit one 80 GB H100",)
 
