@@ -59,8 +59,8 @@ def test_who_is_asked_to_leave_ends_its_streams_first(
                 num_left += 1
         assert world.front.num_migrations == 0, seed
         check_outputs(world, seed)
-    assert num_left > 2 * len(seeds)
-    assert num_busy > len(seeds)
+    assert num_left >= len(seeds)
+    assert num_busy >= len(seeds)
 
 
 def check_all(world: ClusterWorld, seed: int, error: str) -> int:
