@@ -153,6 +153,20 @@ def test_a_lost_worker_costs_nobody_a_token(
     assert after == wanted[:2]
 
 
+def test_a_worker_ends_by_a_signal_that_its_parent_ignores(
+    config: Config,
+) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    booted = boot_cluster(config)
+    try:
+        wait_until(lambda: all_up(booted))
+        victim = pids(booted)[0]
+        os.kill(victim, signal.SIGTERM)
+        wait_until(partial(is_replaced, booted, victim))
+    finally:
+        booted.close()
+
+
 def test_all_workers_die_and_requests_wait_for_the_next_ones(
     config: Config, cluster: BootedCluster
 ) -> None:

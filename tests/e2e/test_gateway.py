@@ -307,10 +307,7 @@ def test_decisions_are_for_this_machine_alone(gateway: RunningGateway) -> None:
 def test_serve_without_a_model(
     engine: Stub, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = [(number, signal.getsignal(number)) for number in (signal.SIGTERM, signal.SIGINT)]
-
     def stop() -> None:
-        # A server that ran before in this process leaves the signals ignored.
         eventually(lambda: callable(signal.getsignal(signal.SIGTERM)))
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -320,8 +317,6 @@ def test_serve_without_a_model(
         assert main(["serve", "--engine", f"a={engine.url}", "--port", "0", "--json"]) == 0
     finally:
         stopping.join()
-        for number, handler in before:
-            signal.signal(number, handler)
     told = json.loads(capsys.readouterr().out)
     assert told["engines"] == {"a": engine.url}
 

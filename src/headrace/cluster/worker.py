@@ -137,6 +137,8 @@ def main() -> None:
     # A terminal's Ctrl-C, or its end, reaches the whole group; the front end decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    # What a parent ignores is ignored from birth: nobody could ask this process to end.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     stream = socket.socket(fileno=int(sys.argv[1]))
     with closing(SharedEngine(AsWorker())) as engine:
         try:

@@ -3,7 +3,7 @@
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,15 +14,6 @@ from headrace.core.base.errors import ConfigError
 Capture = pytest.CaptureFixture[str]
 Report = Callable[[str, int, int], None]
 TIMEOUT_S = 10.0
-
-
-@pytest.fixture(autouse=True)
-def _signals() -> Iterator[None]:
-    """`serve` keeps them to the end of its process."""
-    before = [(number, signal.getsignal(number)) for number in (signal.SIGTERM, signal.SIGINT)]
-    yield
-    for number, handler in before:
-        signal.signal(number, handler)
 
 
 def serve(monkeypatch: pytest.MonkeyPatch, boot: Callable[..., Any]) -> int:
