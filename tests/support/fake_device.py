@@ -302,3 +302,9 @@ class Bench:
         for seq_id, finish in self.finished.items():
             if finish.reason in ("stop", "length"):
                 assert self.output[seq_id] == expected_output(self.specs[seq_id])
+
+
+def shares(plan: StepPlan | None) -> dict[int, int]:
+    """Tokens of each sequence in the planned step."""
+    assert plan is not None
+    return {seq.seq_id: len(seq.tokens) for seq in plan.seqs}

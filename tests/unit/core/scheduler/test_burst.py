@@ -1,16 +1,9 @@
 """Who comes together to an idle engine: a step takes 1000 ns and 10 ns a token."""
 
 from headrace.core.base.events import Arrive
-from headrace.core.base.plan import StepPlan
 from headrace.core.base.request import Slo
 from headrace.core.scheduler.burst import BURST_NS
-from support.fake_device import Bench
-
-
-def shares(plan: StepPlan | None) -> dict[int, int]:
-    """Tokens of each sequence in the planned step."""
-    assert plan is not None
-    return {seq.seq_id: len(seq.tokens) for seq in plan.seqs}
+from support.fake_device import Bench, shares
 
 
 def test_who_comes_together_gives_way_to_each_others_first_tokens() -> None:

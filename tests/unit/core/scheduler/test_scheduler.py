@@ -3,18 +3,11 @@
 import pytest
 
 from headrace.core.base.events import Arrive, Cancel
-from headrace.core.base.plan import StepPlan
 from headrace.core.base.request import AGING_NS, Slo
 from headrace.core.base.types import Ns, SeqId
 from headrace.core.scheduler.burst import BURST_NS
 from headrace.core.scheduler.lanes import QUANTUM_TOKENS
-from support.fake_device import Bench
-
-
-def shares(plan: StepPlan | None) -> dict[int, int]:
-    """Tokens of each sequence in the planned step."""
-    assert plan is not None
-    return {seq.seq_id: len(seq.tokens) for seq in plan.seqs}
+from support.fake_device import Bench, shares
 
 
 def test_a_long_prompt_is_computed_in_chunks_beside_decoding() -> None:
