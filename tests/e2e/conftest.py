@@ -5,13 +5,19 @@ from collections.abc import Iterator
 import openai
 import pytest
 
-from support.fake_engine import formula_model
+from support.fake_engine import FakeBooted, formula_model
 from support.http_server import RunningServer, running_server
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[RunningServer]:
-    with formula_model() as booted, running_server(booted) as running:
+def booted() -> Iterator[FakeBooted]:
+    with formula_model() as booted:
+        yield booted
+
+
+@pytest.fixture(scope="module")
+def server(booted: FakeBooted) -> Iterator[RunningServer]:
+    with running_server(booted) as running:
         yield running
 
 

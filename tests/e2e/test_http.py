@@ -8,7 +8,7 @@ from contextlib import closing
 import pytest
 
 from headrace.server import connection
-from support.fake_engine import MODEL_NAME, FakeBooted, formula_model
+from support.fake_engine import MODEL_NAME, FakeBooted
 from support.http_server import RunningServer, running_server
 from support.raw_http import (
     CHAT,
@@ -26,12 +26,6 @@ from support.raw_http import (
     seen_until,
     send_until_cut,
 )
-
-
-@pytest.fixture(scope="module")
-def booted() -> Iterator[FakeBooted]:
-    with formula_model() as booted:
-        yield booted
 
 
 @pytest.fixture(scope="module")

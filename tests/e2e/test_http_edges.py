@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from support.fake_engine import FakeBooted, formula_model
+from support.fake_engine import FakeBooted
 from support.gateway import RunningGateway, running_gateway
-from support.http_server import RunningServer, running_server
+from support.http_server import RunningServer
 from support.raw_http import (
     CHAT,
     HELLO,
@@ -28,18 +28,6 @@ STREAM = HELLO | {"stream": True, "max_tokens": 3}
 WHOLE = HELLO | {"max_tokens": 3}
 LONG = {"max_tokens": 2000}  # longer than any of these tests
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-
-
-@pytest.fixture(scope="module")
-def booted() -> Iterator[FakeBooted]:
-    with formula_model() as booted:
-        yield booted
-
-
-@pytest.fixture(scope="module")
-def server(booted: FakeBooted) -> Iterator[RunningServer]:
-    with running_server(booted) as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 
-from support.fake_engine import FakeBooted, formula_model
+from support.fake_engine import FakeBooted
 from support.http_server import RunningServer, running_server
 from support.raw_http import (
     CHAT,
@@ -19,12 +19,6 @@ from support.raw_http import (
     request_bytes,
     rest_of,
 )
-
-
-@pytest.fixture(scope="module")
-def booted() -> Iterator[FakeBooted]:
-    with formula_model() as booted:
-        yield booted
 
 
 @pytest.fixture(scope="module")
