@@ -3,6 +3,7 @@
 from functools import cache
 from random import Random
 
+import msgspec
 import pytest
 
 from headrace.core.base.events import Finish, Reject
@@ -139,6 +140,30 @@ def test_prefill_workers_compute_and_decode_workers_copy(seed: int, step_tokens:
     num_seqs = sum(len(seqs) for seqs in requests(seed))
     assert by_role[Role.DECODE] <= num_output + 16 * num_seqs
     assert by_role[Role.PREFILL] <= num_prompt
+
+
+@pytest.mark.parametrize("roles", [SPLIT, (Role.PREFILL,)])
+def test_what_ends_with_its_first_token_ends_where_its_prompt_is_computed(
+    roles: tuple[Role, ...],
+) -> None:
+    world = ClusterWorld(0, roles=roles, num_blocks=200, step_tokens=16)
+    for seqs in requests(0):
+        world.submit(
+            tuple(
+                msgspec.structs.replace(
+                    spec, params=msgspec.structs.replace(spec.params, max_tokens=1)
+                )
+                for spec in seqs
+            )
+        )
+    world.run()
+    for front in world.fronts:
+        for spec in (spec for seqs in requests(0) for spec in seqs):
+            assert tuple(front.outputs[spec.seq_id]) == expected_output(spec)[:1]
+    assert world.front.num_handoffs == 0
+    for worker in world.workers:
+        assert (worker.core.stats().num_computed_tokens > 0) == (worker.role is Role.PREFILL)
+        assert worker.core.stats().num_lent_blocks == 0
 
 
 def streaming(seed: int) -> tuple[ClusterWorld, SeqSpec]:

@@ -235,6 +235,7 @@ def up_of(worker_id: WorkerId, name: str, ready: Ready) -> WorkerUp:
         name=name,
         spec=ready.spec,
         role=ready.role,
+        machine=_machine_of(ready),
         step_tokens=scheduler.step_tokens,
         max_running_seqs=scheduler.max_running_seqs,
         cost=ready.cost,
@@ -242,6 +243,12 @@ def up_of(worker_id: WorkerId, name: str, ready: Ready) -> WorkerUp:
         kv_block_bytes=ready.kv.block_bytes if ready.kv_address else 0,
         publishes_kv=ready.config.kv.prefix_cache,
     )
+
+
+def _machine_of(ready: Ready) -> str:
+    """The machine that its pool is on, and how much of it it uses; empty = unknown."""
+    kind, _, place = ready.kv_address.partition(":")
+    return f"{place.partition(':')[0]} {ready.config.device}" if kind == "shm" else ""
 
 
 def load_of(stats: EngineStats) -> WorkerLoad:

@@ -1,8 +1,10 @@
 """Who is let in beside others, and what those hear that came by themselves."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from headrace.cluster.crew import Crew
@@ -23,11 +25,12 @@ from headrace.cluster.wire import (
     Snapshot,
     decode_from_worker,
     encode,
+    up_of,
 )
-from headrace.core.base.types import NS_PER_S, Ns
+from headrace.core.base.types import NS_PER_S, Ns, WorkerId
 from headrace.core.config.cluster import ClusterConfig
 from headrace.core.config.ledger import ByteLedger, KvPlan
-from headrace.core.config.schema import Config
+from headrace.core.config.schema import Config, DeviceConfig
 from headrace.core.cost.fitted import FittedCostModel
 from headrace.core.router.events import WorkerKvSnapshot, WorkerUp
 from headrace.core.router.front import FrontEvent
@@ -142,6 +145,18 @@ def ready(**fields: Any) -> Ready:
             name="", architecture="", num_parameters=1, weight_types="", file_bytes=1
         ),
     )
+
+
+def test_workers_are_as_fast_as_others_of_their_machine_with_as_many_threads() -> None:
+    def machine(kv_address: str, threads: int) -> str:
+        config = replace(Config(), device=DeviceConfig(threads=threads))
+        told = msgspec.structs.replace(ready(), kv_address=kv_address, config=config)
+        return up_of(WorkerId(0), "w", told).machine
+
+    one = machine("shm:boot-a:1:2:3:4", 2)
+    assert one == machine("shm:boot-a:5:6:7:8|tcp:4:7000:10.0.0.1", 2)
+    assert len({one, machine("shm:boot-b:1:2:3:4", 2), machine("shm:boot-a:1:2:3:4", 1)}) == 3
+    assert machine("", 2) == ""
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,7 @@ class WorkerUp(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     name: str  # the same after a restart
     spec: WorkerSpec
     role: Role = Role.MIXED
+    machine: str = ""  # workers that name the same one are as fast as each other; empty = unknown
     step_tokens: int = 512
     max_running_seqs: int = 256
     cost: FittedCostModel | None = None  # None = unknown: the prior stands in

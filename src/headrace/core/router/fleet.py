@@ -98,20 +98,36 @@ class Fleet:
         if up.worker_id in self._workers:
             raise InvariantError("worker id used twice", worker_id=up.worker_id)
         self._forget_breakers(now)
-        predictor = Predictor.of(up)
-        predictor = next((p for p in self._predictors if p.is_like(predictor)), predictor)
-        self._predictors.add(predictor)
         breaker = self._breakers.setdefault(up.name, Breaker(self._config))
-        worker = Worker(up, bit, predictor, breaker, KvFeed())
+        worker = Worker(up, bit, self._predictor_of(up), breaker, KvFeed())
         self._workers[up.worker_id] = self._by_bit[bit] = worker
+        self._note_predictors()
         self._forget_answers()
         return worker
+
+    def _predictor_of(self, up: WorkerUp) -> Predictor:
+        """Where others compute on the same, the quickest of all counts for each of them: a worker
+        that was measured while others started seems slower than it is, and it would be passed over
+        for one that is busy.
+        """
+        found = Predictor.of(up)
+        found = next((one for one in self._predictors if one.is_like(found)), found)
+        others = [other for other in self._workers.values() if _is_as_fast(other.up, up)]
+        others = [other for other in others if other.predictor.has_same_steps(found)]
+        for other in others:
+            found = min(other.predictor, found, key=lambda one: one.full_step_ns)
+        for other in others:
+            other.predict_by(found)
+        return found
 
     def remove(self, worker: Worker) -> None:
         del self._workers[worker.worker_id]
         del self._by_bit[worker.bit]
-        self._predictors = {other.predictor for other in self._workers.values()}
+        self._note_predictors()
         self._forget_answers()
+
+    def _note_predictors(self) -> None:
+        self._predictors = {worker.predictor for worker in self._workers.values()}
 
     def drain(self, worker: Worker) -> None:
         worker.is_draining = True
@@ -232,6 +248,15 @@ class _Asks:
             and worker.tokens_left >= self.num_tokens
             and worker.due_ns(self.now) <= self.busy_until_ns - self.now
         )
+
+
+def _is_as_fast(one: WorkerUp, other: WorkerUp) -> bool:
+    """As far as is known: the same model on the same machine."""
+    return bool(one.machine) and (one.machine, one.spec.model_digest, one.spec.kv_dtype) == (
+        other.machine,
+        other.spec.model_digest,
+        other.spec.kv_dtype,
+    )
 
 
 def _find_misfit(worker: Worker, request: RouteRequest) -> str:

@@ -59,7 +59,9 @@ class Flight:
         self.request_id = request_id
         self.specs = tuple(specs)
         self.worker_id: WorkerId | None = None  # None = it waits for one
-        self.is_prefilling = False  # it is to go on elsewhere after its first token
+        self.is_prefilling = (
+            False  # at a prefill worker: what is left after a token goes on elsewhere
+        )
         self.lender: WorkerId | None = None  # who holds the KV of its prompt
         self.excluded: tuple[WorkerId, ...] = ()  # that were lost with it
         self.num_failures = 0  # of these; the others were asked to leave
@@ -255,14 +257,16 @@ class Flight:
             params = msgspec.structs.replace(params, prompt_logprobs=None)
         else:
             part.num_known_scores = part.num_scores
-        if self.is_prefilling:
-            params = msgspec.structs.replace(params, max_tokens=len(part.output) + 1)
+        num_tokens = len(part.output) + 1  # with the first one that is computed
+        goes_on = self.is_prefilling and num_tokens < params.max_tokens
+        if goes_on:
+            params = msgspec.structs.replace(params, max_tokens=num_tokens)
         return msgspec.structs.replace(
             part.spec,
             output_tokens=tuple(part.output),
             params=params,
             kv_source=kv_source,
-            is_leased=self.is_prefilling,
+            is_leased=goes_on,
         )
 
     def _finish(self, part: _Part, reason: FinishReason, error: str = "") -> Finish:

@@ -215,9 +215,7 @@ class FrontCore:
             if spec.seq_id in self._flight_of:
                 raise InvariantError("sequence id used twice", seq_id=spec.seq_id)
             self._flight_of[spec.seq_id] = flight
-        # Whoever is refused in the end should not have heard a first token.
-        has_both = self._has(Role.PREFILL) and self._has(Role.DECODE, Role.MIXED)
-        flight.is_prefilling = has_both and is_worth_it(
+        flight.is_prefilling = self._has(Role.PREFILL) and is_worth_it(
             self._now, self._request(flight), self._router, self._config
         )
         self._send(flight, effects)

@@ -68,17 +68,22 @@ def as_coming(request: RouteRequest, request_id: int) -> RouteRequest:
 
 def is_worth_it(now: Ns, request: RouteRequest, router: RouterCore, config: ClusterConfig) -> bool:
     """Whether a prefill worker should compute the prompt: it costs the decoding ones nothing there,
-    and the way from there something.
+    and the way from there something. What ends with its first token ends there.
     """
 
     def quote_ns(**changes: object) -> float | None:
         return router.quote_ns(now, msgspec.structs.replace(request, **changes))
 
-    if config.handoff == "never" or request.max_tokens < 2:
-        return False  # nothing would be left to do elsewhere
+    if config.handoff == "never":
+        return False
     there = quote_ns(role=Role.PREFILL, max_tokens=1)
     here = quote_ns(role=Role.MIXED)
-    if there is None or here is None or config.handoff == "always":
-        return there is not None
+    ends_there = request.max_tokens < 2
+    if there is None or (here is None and not ends_there):
+        return False  # whoever is refused in the end should not have heard a first token
+    if here is None or config.handoff == "always":
+        return True
+    if ends_there:
+        return there <= here
     rest = quote_ns(role=Role.MIXED, num_tokens=1, block_names=())
     return rest is not None and there + config.handoff_ms * NS_PER_MS + rest < here

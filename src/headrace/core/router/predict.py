@@ -35,12 +35,20 @@ class Predictor:
             block_bytes=up.kv_block_bytes,
         )
 
+    @property
+    def full_step_ns(self) -> int:
+        """Of a step of prompts alone."""
+        return self._full_step_ns
+
     def is_like(self, other: "Predictor") -> bool:
-        return (self.step_tokens, self.block_size, self.block_bytes, self.cost) == (
+        return self.has_same_steps(other) and self.cost == other.cost
+
+    def has_same_steps(self, other: "Predictor") -> bool:
+        """Whatever these take."""
+        return (self.step_tokens, self.block_size, self.block_bytes) == (
             other.step_tokens,
             other.block_size,
             other.block_bytes,
-            other.cost,
         )
 
     def num_steps(self, num_tokens: int) -> int:

@@ -135,7 +135,8 @@ class Worker:
         self._foreign_seqs = 0
         self._foreign_kv_tokens = 0
         self._num_dispatched_before = 0  # the last statistics
-        self._asked = (0, 0, 0)  # what the predictor was asked last: sequences, decoding, KV
+        # What the predictor was asked last: sequences, decoding, KV.
+        self._asked: tuple[int, int, int] | None = (0, 0, 0)
 
     # ---- queries
 
@@ -147,6 +148,12 @@ class Worker:
         return max(0, self.busy_until_ns - min(now, self.fresh_until_ns))
 
     # ---- changes
+
+    def predict_by(self, predictor: Predictor) -> None:
+        """How fast it is is better known from another one that is as fast."""
+        if predictor is not self.predictor:
+            self.predictor, self._asked = predictor, None
+            self._count()
 
     def book(self, booking: Booking) -> None:
         self._drain(booking.decided_ns)

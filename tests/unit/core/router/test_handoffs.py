@@ -1,0 +1,51 @@
+"""Which prompts go to a prefill worker."""
+
+import pytest
+
+from headrace.core.base.worker import Role
+from headrace.core.config.cluster import ClusterConfig
+from headrace.core.router.handoffs import is_worth_it
+from support.routing import Routing, names, stored
+
+PROMPT = names("prompt", 64)
+
+
+def split(*roles: Role) -> Routing:
+    routing = Routing()
+    for worker_id, role in enumerate(roles):
+        routing.up(worker_id, role=role)
+    return routing
+
+
+def goes_there(routing: Routing, handoff: str, *, max_tokens: int) -> bool:
+    request = routing.request(PROMPT, max_tokens=max_tokens)
+    return is_worth_it(routing.now, request, routing.core, ClusterConfig(handoff=handoff))
+
+
+@pytest.mark.parametrize("handoff", ["auto", "always"])
+def test_what_ends_with_its_first_token_needs_nobody_who_decodes(handoff: str) -> None:
+    routing = split(Role.PREFILL, Role.DECODE)
+    assert goes_there(routing, handoff, max_tokens=1)
+    routing.down(1)
+    assert goes_there(routing, handoff, max_tokens=1)
+    assert not goes_there(routing, handoff, max_tokens=2)
+
+
+def test_unless_it_would_end_sooner_elsewhere() -> None:
+    routing = split(Role.PREFILL, Role.DECODE)
+    routing.kv(1, *stored(*PROMPT))
+    assert not goes_there(routing, "auto", max_tokens=1)
+    assert goes_there(routing, "always", max_tokens=1)
+    assert not goes_there(routing, "never", max_tokens=1)
+    routing = split(Role.PREFILL, Role.DECODE)
+    routing.place(names("other", 64), role=Role.PREFILL)
+    assert not goes_there(routing, "auto", max_tokens=1)
+
+
+def test_a_prompt_with_an_answer_goes_there_where_it_would_disturb_others_here() -> None:
+    routing = split(Role.PREFILL, Role.DECODE)
+    assert not goes_there(routing, "auto", max_tokens=100)
+    for number in range(1, 17):  # whose tokens would come later
+        routing.place((), num_tokens=500)
+        routing.started(number)
+    assert goes_there(routing, "auto", max_tokens=100)
