@@ -225,6 +225,23 @@ def test_so_it_does_when_workers_die(seed: int) -> None:
     assert gliding.report.num_migrations == stepping.report.num_migrations > 0
 
 
+@pytest.mark.parametrize("message_ms", [0.2, 20.0])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_worker_that_dies_takes_no_more_tokens_with_it(seed: int, message_ms: float) -> None:
+    """Those that were made while words take from worker to front end, and no others."""
+    deaths = random_deaths(2, mean_life_s=0.3, start_up_s=0.05, until_s=3.0, seed=seed)
+    made = replace(
+        cluster(rate_per_s=40.0, num_requests=60, seed=seed), deaths=deaths, message_ms=message_ms
+    )
+    stepping, gliding = run(replace(made, glides=False)), run(made)
+    assert gliding.sent == stepping.sent
+    assert gliding.report.trace_hash == stepping.report.trace_hash
+    assert stepping.report.num_migrations > 5
+    pairs = zip(gliding.report.records, stepping.report.records, strict=True)
+    for one, other in pairs:
+        assert without_parts(one) == without_parts(other)
+
+
 def test_nobody_tells_the_same_load_for_ever() -> None:
     made = replace(cluster(), source=Listed([spec(0, at_s=0.0), spec(1, at_s=600.0)]))
     seen = run(made)

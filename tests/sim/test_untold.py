@@ -54,3 +54,18 @@ def test_what_was_added_is_told_up_to_a_time() -> None:
     assert untold.take_until(Ns(2)) == [(Emit(ONE, ()), [2])]
     untold.add(ONE, (10,), (Ns(3),))
     assert untold.end(ONE) == (emit(ONE, 10), [3])
+
+
+def test_what_nobody_has_heard_is_told_up_to_a_time() -> None:
+    """Words that were under way: of one that decodes, of one that has ended, and a first token."""
+    untold, third = Untold(), SeqId(3)
+    untold.filter(Ns(0), [emit(ONE, 0), emit(OTHER, 0)])
+    untold.add(ONE, (1, 2), (Ns(1), Ns(2)))
+    untold.add(OTHER, (1, 2), (Ns(1), Ns(2)))
+    under_way = [untold.take(ONE)], {ONE: ()}
+    untold.add(ONE, (3,), (Ns(3),))
+    ended = untold.filter(Ns(3), [emit(OTHER, 3), end(OTHER), emit(third, 9)])
+    for words, times in (ended, under_way):
+        untold.put_back(words, times)
+    assert untold.take_until(Ns(2)) == [(Emit(ONE, (1, 2)), [1, 2]), (Emit(OTHER, (1, 2)), [1, 2])]
+    assert untold.take_until(Ns(3)) == [(emit(ONE, 3), [3]), (emit(OTHER, 3), [3])]

@@ -4,6 +4,7 @@ Decides which of its messages are lost, late or wrong; refuses to know what a fr
 them.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -54,7 +55,7 @@ from headrace.core.router.flight import Word
 from headrace.core.router.front import FrontEvent, WorkerSaid
 from headrace.core.telemetry import RequestRecord, Telemetry
 from headrace.sim.cores import SharedCores
-from headrace.sim.engine import SimEngine, TokenTimes
+from headrace.sim.engine import SimEngine, TokenTimes, Told
 from headrace.sim.network import Network
 from headrace.sim.runtime import SimRuntime
 from headrace.sim.steps import ListedSteps, Uneven, Written
@@ -191,6 +192,7 @@ class SimWorker:
         self._period_ns = Ns(round(habits.stats_period_ms * NS_PER_MS))
         self._num_received = 0  # requests that came, or were announced
         self._announced: set[SeqId] = set()
+        self._under_way: deque[Told] = deque()
 
     # ---- queries
 
@@ -249,11 +251,12 @@ class SimWorker:
             raise InvariantError("a worker still holds something", stats=core.stats())
 
     def die(self) -> None:
-        """What it said long enough ago has been heard."""
-        runs = self._engine.runs(Ns(self._front.runtime.now - self._front.message_ns))
+        """What it made long enough ago has been heard: each token is sent when it is made."""
+        until_ns = Ns(self._front.runtime.now - self._front.message_ns)
+        runs = self._engine.runs(until_ns, self._under_way)
         if runs:
-            words = tuple(emit for emit, _ in runs)
-            self._speak(words, {emit.seq_id: times_ns for emit, times_ns in runs})
+            said = WorkerSaid(self.worker_id, tuple(emit for emit, _ in runs))
+            self._front.tell(said, {emit.seq_id: times_ns for emit, times_ns in runs})
         self._engine.stop()
         self.is_dead = True
 
@@ -285,9 +288,8 @@ class SimWorker:
                     self._copy(effect)
         if words:
             heard_ns = Ns(at_ns + self._front.message_ns)
-            self._front.runtime.call_at(
-                heard_ns, partial(self._speak, tuple(words), times, records)
-            )
+            self._under_way.append((words, times))
+            self._front.runtime.call_at(heard_ns, partial(self._speak, tuple(words), records))
 
     def _ring(self, timer: Timer) -> None:
         # What is left when all requests have ended are deadlines of what is over.
@@ -366,10 +368,9 @@ class SimWorker:
         if not self.is_dead and not self._front.is_over:
             self._front.tell(event)
 
-    def _speak(
-        self, words: tuple[Word, ...], times: TokenTimes, records: Sequence[RequestRecord] = ()
-    ) -> None:
+    def _speak(self, words: tuple[Word, ...], records: Sequence[RequestRecord]) -> None:
         if not self.is_dead:
+            _, times = self._under_way.popleft()
             self._front.keep(records)
             self._front.tell(WorkerSaid(self.worker_id, words), times)
 

@@ -39,6 +39,8 @@ from headrace.sim.way import MAX_STEPS, Way
 
 TokenTimes = Mapping[SeqId, Sequence[Ns]]
 NO_TIMES: Final[TokenTimes] = {}
+Told = tuple[Sequence[EngineEffect], TokenTimes]
+"""Words to a reader."""
 NOTHING: Final = Arrive(())  # stands for the event where sequences end within a glide
 
 
@@ -151,8 +153,12 @@ class SimEngine:
         else:
             self._call_at_end()
 
-    def runs(self, until_ns: Ns) -> list[Run]:
-        """Tokens up to then of which its reader has not heard."""
+    def runs(self, until_ns: Ns, unheard: Sequence[Told]) -> list[Run]:
+        """Tokens up to then of which its reader has not heard; `unheard` is what it was told last,
+        in this order, and has not heard either.
+        """
+        for words, times in reversed(unheard):
+            self._untold.put_back(words, times)
         if self._way is not None:
             self._way.tell(self._way.num_done(until_ns))
         return self._untold.take_until(until_ns)

@@ -6,7 +6,7 @@ beside them; telling each would cost a simulation as much as computing it.
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from headrace.core.base.events import Emit, EngineEffect, Finish, Preempted
 from headrace.core.base.types import Ns, SeqId
@@ -58,6 +58,16 @@ class Untold:
         """All that is held of a sequence that has ended."""
         held = self._held.pop(seq_id)
         return held.take_tokens(seq_id), held.times_ns
+
+    def put_back(self, words: Sequence[EngineEffect], times: Mapping[SeqId, Sequence[Ns]]) -> None:
+        """Nobody has heard these words, which were told last of all. What has no times was made
+        when it was told.
+        """
+        for word in words:
+            if isinstance(word, Emit) and word.seq_id in times:
+                held = self._held.setdefault(word.seq_id, _Held())
+                held.tokens[:0] = word.tokens
+                held.times_ns[:0] = times[word.seq_id]
 
     def take_until(self, until_ns: Ns) -> list[Run]:
         """What came no later than that, of everybody."""
