@@ -13,7 +13,7 @@ from headrace.core.config.cluster import ClusterConfig
 from headrace.core.config.schema import RouterConfig
 from headrace.core.cost.fitted import FittedCostModel, Link
 from headrace.sim.cluster import Cluster, random_deaths, simulate_cluster
-from headrace.sim.cluster_worker import MessageFaults
+from headrace.sim.pool import MessageFaults
 from support.fates import Fates, fates_of
 
 TRAFFIC = Traffic(

@@ -10,7 +10,7 @@ import pytest
 
 from headrace.core.base.request import SeqSpec, Slo
 from headrace.core.base.sampling import SamplingParams
-from headrace.core.base.types import NS_PER_S, Ns, SeqId
+from headrace.core.base.types import NS_PER_S, Ns, SeqId, WorkerId
 from headrace.core.config.cluster import ClusterConfig
 from headrace.core.cost.fitted import FittedCostModel
 from headrace.core.router.events import WorkerKv, WorkerStats
@@ -21,7 +21,8 @@ from headrace.core.workload.profiles import WorkloadProfile
 from headrace.core.workload.source import Listed, Source
 from headrace.core.workload.synthetic import Synthetic, SyntheticSource
 from headrace.sim.cluster import Cluster, ClusterReport, random_deaths, simulate_cluster
-from headrace.sim.setup import Device, Layout, build_cluster
+from headrace.sim.setup import VOCAB, Device, Layout, build_cluster
+from headrace.sim.steps import ListedSteps
 
 PROFILE = WorkloadProfile(
     name="small", purpose="", prompt_tokens=150, output_tokens=60, turns=2, pause_s=1.0
@@ -46,7 +47,7 @@ class Seen:
     """All that is decided, and all that the front end hears of blocks and loads."""
 
     sent: list[Any] = field(default_factory=list)
-    blocks: list[Any] = field(default_factory=list)
+    blocks: dict[WorkerId, list[Any]] = field(default_factory=dict)  # changes, in order
     loads: list[Any] = field(default_factory=list)
     report: ClusterReport = field(init=False)
 
@@ -62,7 +63,7 @@ class Seen:
 
     def observe(self, now: Ns, event: FrontEvent, effects: Sequence[FrontEffect]) -> None:
         if isinstance(event, WorkerKv):
-            self.blocks.append((now, event))
+            self.blocks.setdefault(event.worker_id, []).extend(event.changes)
         if isinstance(event, WorkerStats):
             self.loads.append((now, event))
         self.sent += [(now, effect) for effect in effects if isinstance(effect, Forward)]
@@ -205,6 +206,7 @@ def compare(stepped: Cluster, glided: Cluster) -> None:
     assert gliding.news() == stepping.news()
     assert gliding.report.trace_hash == stepping.report.trace_hash
     assert gliding.report.workers == stepping.report.workers
+    assert gliding.report.router.num_hit_blocks == stepping.report.router.num_hit_blocks
     assert gliding.report.num_events <= stepping.report.num_events
     pairs = zip(gliding.report.records, stepping.report.records, strict=True)
     for one, other in pairs:
@@ -256,12 +258,12 @@ def test_nobody_tells_the_same_load_for_ever() -> None:
     assert seen.report.trace_hash == stepping.report.trace_hash
 
 
-def spec(number: int, *, at_s: float) -> SeqSpec:
+def spec(number: int, *, at_s: float, max_tokens: int = 40) -> SeqSpec:
     return SeqSpec(
         seq_id=SeqId(number),
         request_id=str(number),
         prompt_tokens=tuple(range(100)),
-        params=SamplingParams(max_tokens=40, ignore_eos=True),
+        params=SamplingParams(max_tokens=max_tokens, ignore_eos=True),
         arrived_ns=Ns(round(at_s * NS_PER_S)),
     )
 
@@ -277,3 +279,21 @@ def test_few_steps_are_decided_one_by_one(rate_per_s: float, share: float) -> No
         made = replace(cluster(rate_per_s=rate_per_s), glides=glides)
         simulate_cluster(made, observe_plan=count)
     assert calls[1] < share * calls[0]
+
+
+@pytest.mark.parametrize("num_blocks", [400, 36])
+def test_whoever_goes_on_from_what_another_has_just_sampled_finds_it(num_blocks: int) -> None:
+    """The router hears of these blocks, and of what was evicted for them, when it is asked."""
+    tokens = ListedSteps(fast(1.0), VOCAB).tokens
+    specs = [spec(0, at_s=0.0, max_tokens=300), spec(1, at_s=0.1, max_tokens=200)]
+    for number, at_s in enumerate((0.4, 0.6, 0.8), start=2):
+        of = number % 2
+        prompt = (*specs[of].prompt_tokens, *tokens(SeqId(of), 100, 130 + 10 * number))
+        one = spec(number, at_s=at_s, max_tokens=50)
+        specs.append(msgspec.structs.replace(one, prompt_tokens=prompt))
+    made = [cluster(source=Listed(specs), num_blocks=num_blocks, factor=1.0) for _ in range(2)]
+    compare(replace(made[0], glides=False), made[1])
+    if num_blocks == 400:
+        records = run(replace(made[1], source=Listed(specs))).report.records
+        cached = {record.seq_id: record.num_cached_tokens for record in records}
+        assert all(cached[SeqId(number)] > 100 for number in (2, 3, 4))

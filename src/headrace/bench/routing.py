@@ -17,7 +17,7 @@ from headrace.core.config.schema import RouterConfig
 from headrace.core.cost.fitted import FittedCostModel
 from headrace.core.workload.source import Listed
 from headrace.sim.cluster import Cluster, ClusterReport, simulate_cluster
-from headrace.sim.cluster_worker import Pool
+from headrace.sim.pool import Pool
 
 TTFT_LIMIT_MS, TPOT_LIMIT_MS = 1000.0, 100.0
 POLICIES = ("round_robin", "least_loaded", "prefix", "kv")

@@ -10,11 +10,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 
-import msgspec
-
 from headrace.core.base.errors import InvariantError
 from headrace.core.base.events import Arrive, CallAt, Emit, EngineEffect, Finish, Reject, Timer
-from headrace.core.base.metrics import tpot_ns
 from headrace.core.base.plan import StepPlan
 from headrace.core.base.request import FinishReason, SeqSpec, Slo
 from headrace.core.base.types import NS_PER_MS, NS_PER_S, Ns, SeqId, WorkerId
@@ -25,24 +22,24 @@ from headrace.core.cost.calibration import Host
 from headrace.core.cost.fitted import Link
 from headrace.core.engine.stats import EngineStats
 from headrace.core.router.core import RouterCore
-from headrace.core.router.events import Resync, WorkerDown
+from headrace.core.router.events import Resync, WorkerDown, WorkerKv
 from headrace.core.router.front import Forward, FrontCore, FrontEffect, FrontEvent
 from headrace.core.router.stats import RouterStats
 from headrace.core.telemetry import ClusterTelemetry, RequestRecord
-from headrace.core.telemetry.parts import TimeParts
 from headrace.core.telemetry.runs import emit_run
 from headrace.core.workload.source import Source
-from headrace.sim.cluster_worker import Habits, MessageFaults, Pool, SimWorker
+from headrace.sim.client import NO_HOST, read_by_client
+from headrace.sim.cluster_worker import SimWorker
 from headrace.sim.cores import SharedCores
 from headrace.sim.engine import NO_TIMES, TokenTimes
 from headrace.sim.network import Network
+from headrace.sim.pool import Habits, MessageFaults, Pool
 from headrace.sim.runtime import SimRuntime, rare_collections
 from headrace.sim.steps import Written
 
 MAX_CALLS = 1_000_000_000
 KV_LINK = Link(latency_ns=10_000.0, byte_ns=0.02)  # 50 GB/s
 NO_LIMITS = Slo()
-NO_HOST = Host()
 NOTHING = Arrive(())  # stands for the event where a worker speaks
 
 Death = tuple[int, Ns, Ns | None]
@@ -134,27 +131,6 @@ def random_deaths(
     return tuple(deaths)
 
 
-def read_by_client(record: RequestRecord, host: Host) -> RequestRecord:
-    """The same with the way of its tokens to the client, which counts as waiting for the router."""
-    if record.ttft_ns is None or host is NO_HOST:
-        return record
-    first_ns, last_ns = round(host.first_token_ns), round(host.token_ns)
-    ttft, e2e = Ns(record.ttft_ns + first_ns), Ns(record.e2e_ns + last_ns)
-    return msgspec.structs.replace(
-        record,
-        finished_ns=Ns(record.finished_ns + last_ns),
-        ttft_ns=ttft,
-        e2e_ns=e2e,
-        tpot_ns=tpot_ns(e2e, ttft, record.num_output_tokens),
-        time=_on_the_way(record.time, last_ns),
-        ttft_time=None if record.ttft_time is None else _on_the_way(record.ttft_time, first_ns),
-    ).judged()
-
-
-def _on_the_way(time: TimeParts, way_ns: int) -> TimeParts:
-    return msgspec.structs.replace(time, router_wait_ns=Ns(time.router_wait_ns + way_ns))
-
-
 class _World:
     """The virtual driver of a FrontCore, and all that is around it."""
 
@@ -176,11 +152,12 @@ class _World:
             is_checked=cluster.is_checked,
             glides=cluster.glides,
             skips_ticks=cluster.glides and not (cluster.deaths or cluster.faults.happen),
+            tells_late=cluster.glides and not cluster.faults.happen,
             written=cluster.written,
             shows_plans=observe_plan is not None,
         )
         self.message_ns = Ns(round(cluster.message_ms * NS_PER_MS))
-        self._router = RouterCore(cluster.router)
+        self._router = RouterCore(cluster.router, self._late_kv)
         self._core = FrontCore(self._router, cluster.front)
         self._records: list[RequestRecord] = []
         self._on_record = on_record or self._records.append
@@ -333,6 +310,18 @@ class _World:
                 return
         for record in self._telemetry.observe(self.runtime.now, seen, single):
             self._on_record(read_by_client(record, self.cluster.host))
+
+    def _late_kv(self, worker_ids: Sequence[WorkerId]) -> list[WorkerKv]:
+        """What the router should have heard of the blocks of these workers by now."""
+        events = []
+        for worker_id in worker_ids:
+            worker = self._workers.get(worker_id)
+            event = worker.late_kv() if worker is not None else None
+            if event is not None:
+                events.append(event)
+                if self._observe is not None:
+                    self._observe(self.runtime.now, event, ())
+        return events
 
     def later(self, call: Callable[[], None]) -> None:
         self.runtime.call_later(self.message_ns, call)

@@ -6,7 +6,6 @@ them.
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 from typing import Protocol
@@ -35,14 +34,9 @@ from headrace.core.base.events import (
     StartCopy,
     Timer,
 )
-from headrace.core.base.plan import StepPlan, WorkerSpec
+from headrace.core.base.plan import StepPlan
 from headrace.core.base.request import Slo
 from headrace.core.base.types import NS_PER_MS, Ns, SeqId, WorkerId
-from headrace.core.base.worker import Role
-from headrace.core.config.schema import WorkerConfig
-from headrace.core.cost.calibration import Residuals
-from headrace.core.cost.fitted import FittedCostModel
-from headrace.core.cost.model import CostModel
 from headrace.core.engine.build import build_worker
 from headrace.core.engine.stats import EngineStats
 from headrace.core.router.events import (
@@ -57,45 +51,10 @@ from headrace.core.telemetry import RequestRecord, Telemetry
 from headrace.sim.cores import SharedCores
 from headrace.sim.engine import SimEngine, TokenTimes, Told
 from headrace.sim.network import Network
+from headrace.sim.pool import Habits, Pool
 from headrace.sim.runtime import SimRuntime
-from headrace.sim.steps import ListedSteps, Uneven, Written
-from headrace.sim.tiers import Tier, Tiers, WorkerTiers, num_leading
-
-EVEN = Residuals()  # none: steps take what is predicted
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pool:
-    """Equal workers."""
-
-    num_workers: int
-    role: Role = Role.MIXED
-    config: WorkerConfig = field(default_factory=WorkerConfig)
-    spec: WorkerSpec
-    cost: CostModel  # how long steps take
-    believed: FittedCostModel  # how long worker and router believe they take, before they learn
-    kv_block_bytes: int = 0  # of a block on its way to another worker
-    publishes_kv: bool = True
-    tiers: tuple[Tier, ...] = ()  # below the device's KV
-    residuals: Residuals = EVEN  # of steps
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MessageFaults:
-    """What goes wrong, as shares of the messages to the front end."""
-
-    kv_lost: float = 0.0
-    kv_twice: float = 0.0
-    kv_late: float = 0.0  # by up to `late_ms`, past others
-    late_ms: float = 200.0
-    stats_lost: float = 0.0
-    stats_nan: float = 0.0
-
-    @property
-    def happen(self) -> bool:
-        return any(share > 0.0 for share in (self.kv_lost, self.kv_twice, self.kv_late)) or (
-            self.stats_lost > 0.0 or self.stats_nan > 0.0
-        )
+from headrace.sim.steps import ListedSteps, Uneven
+from headrace.sim.tiers import Tiers, WorkerTiers, num_leading
 
 
 class Front(Protocol):
@@ -132,20 +91,6 @@ class Front(Protocol):
     def saw_plan(self, worker_id: WorkerId, plan: StepPlan) -> None: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Habits:
-    """What workers of a cluster have in common."""
-
-    stats_period_ms: float
-    faults: MessageFaults
-    seed: int
-    is_checked: bool
-    glides: bool
-    skips_ticks: bool  # of loads, where nothing happens between
-    shows_plans: bool
-    written: Written | None = None
-
-
 class SimWorker:
     """The virtual driver of one EngineCore: what a worker process is under the real clock."""
 
@@ -178,6 +123,7 @@ class SimWorker:
             front.runtime,
             self,
             glides=habits.glides and not pool.residuals,
+            delay_ns=front.message_ns if habits.tells_late and not pool.tiers else None,
             on_plan=partial(front.saw_plan, worker_id) if habits.shows_plans else None,
             cores=cores,
         )
@@ -188,6 +134,9 @@ class SimWorker:
             kv = pool.config.kv
             self._tiers = WorkerTiers(tiers, self._cached, pool.spec, pool.believed, kv)
         self._kv_no = 0
+        # Changes, the last ones, of which the front end should have heard; the first one's number.
+        self._late: list[BlockStored | BlockRemoved] = []
+        self._late_no = 0
         self._has_faults = habits.faults.happen
         self._period_ns = Ns(round(habits.stats_period_ms * NS_PER_MS))
         self._num_received = 0  # requests that came, or were announced
@@ -225,6 +174,7 @@ class SimWorker:
 
     def num_leading_blocks(self, names: Sequence[bytes]) -> int:
         """How many of these its device has, up to the first that it has not."""
+        self._engine.catch_up()
         return num_leading(self._cached, names)
 
     # ---- what reaches it
@@ -281,7 +231,7 @@ class SimWorker:
                 case Emit() | Admitted() | Computed() | Preempted() | Finish() | Reject():
                     words.append(effect)
                 case KvChanged(changes):
-                    self._publish(changes)
+                    self._publish(at_ns, changes)
                 case CallAt(wake_ns, timer_id):
                     self._front.runtime.call_at(wake_ns, partial(self._ring, Timer(timer_id)))
                 case StartCopy():
@@ -358,6 +308,7 @@ class SimWorker:
 
     def send_snapshot(self) -> None:
         if not self.is_dead:
+            self._tell_late()
             names = self._cached if self._tiers is None else self._tiers.names()
             self._say(WorkerKvSnapshot(self.worker_id, self._kv_no, tuple(names)))
 
@@ -370,11 +321,31 @@ class SimWorker:
 
     def _speak(self, words: tuple[Word, ...], records: Sequence[RequestRecord]) -> None:
         if not self.is_dead:
+            self._tell_late()
             _, times = self._under_way.popleft()
             self._front.keep(records)
             self._front.tell(WorkerSaid(self.worker_id, words), times)
 
-    def _publish(self, changes: tuple[BlockStored | BlockRemoved, ...]) -> None:
+    def late_kv(self) -> WorkerKv | None:
+        """What the front end should have heard of its blocks by now and has not."""
+        self._engine.catch_up()
+        if not self._late:
+            return None
+        event = WorkerKv(self.worker_id, self._late_no, tuple(self._late))
+        self._late.clear()
+        return event
+
+    def _deliver_kv(self, event: WorkerKv) -> None:
+        self._tell_late()
+        self._deliver(event)
+
+    def _tell_late(self) -> None:
+        """Before anything else is told."""
+        if self._late:
+            self._deliver(WorkerKv(self.worker_id, self._late_no, tuple(self._late)))
+            self._late.clear()
+
+    def _publish(self, at_ns: Ns, changes: tuple[BlockStored | BlockRemoved, ...]) -> None:
         for change in changes:
             if isinstance(change, BlockStored):
                 self._cached[change.name] = None
@@ -385,7 +356,13 @@ class SimWorker:
         event = WorkerKv(self.worker_id, self._kv_no, changes)
         self._kv_no += len(changes)
         if not self._has_faults:
-            self._say(event)
+            heard_ns = Ns(at_ns + self._front.message_ns)
+            if heard_ns >= self._front.runtime.now:
+                self._front.runtime.call_at(heard_ns, partial(self._deliver_kv, event))
+                return
+            if not self._late:
+                self._late_no = event.first_seq_no
+            self._late += changes
             return
         faults, rng = self._habits.faults, self._front.rng
         if rng.random() < faults.kv_lost:

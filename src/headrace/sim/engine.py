@@ -26,7 +26,7 @@ from headrace.core.base.plan import StepPlan, StepResult
 from headrace.core.base.types import Ns, SeqId, StepId
 from headrace.core.engine.core import EngineCore
 from headrace.core.engine.glide import Glide
-from headrace.core.engine.passed import Changes, Passed
+from headrace.core.engine.passed import Passed
 from headrace.core.engine.stats import EngineStats
 from headrace.core.router.events import WorkerLoad
 from headrace.core.telemetry import RequestRecord, Telemetry
@@ -70,11 +70,15 @@ class SimEngine:
         reader: Reader,
         *,
         glides: bool = True,
+        delay_ns: Ns | None = None,
         on_plan: Callable[[StepPlan], None] | None = None,
         cores: SharedCores | None = None,
     ) -> None:
         """On `cores` that others use too nobody knows beforehand when a step will end, so nothing
         glides.
+
+        What becomes of blocks matters to others so long after it: until then, and until they ask,
+        it may be told later (`catch_up`). None = it is to be told as soon as it happens.
         """
         self.core = core
         self._steps = steps
@@ -82,6 +86,7 @@ class SimEngine:
         self._runtime = runtime
         self._reader = reader
         self._glides = glides and cores is None
+        self._is_prompt, self._delay_ns = delay_ns is None, delay_ns or Ns(0)
         self._cores = cores
         self._on_plan = on_plan
         self._started: deque[StepPlan] = deque()  # the first one runs
@@ -96,6 +101,7 @@ class SimEngine:
 
     def load(self) -> WorkerLoad:
         """As of now; a glide need not end for it."""
+        self.catch_up()
         if self._way is not None:
             return self._way.load(self.core, self._runtime.now)
         if self._load is None:
@@ -113,6 +119,7 @@ class SimEngine:
 
     def stats(self) -> EngineStats:
         """As of now; a glide need not end for it."""
+        self.catch_up()
         if self._way is not None:
             return self._way.stats(self.core.stats(), self._runtime.now)
         return self.core.stats()
@@ -139,6 +146,12 @@ class SimEngine:
         self._turn(self._runtime.now, event)
         self._try_to_glide()
 
+    def catch_up(self) -> None:
+        """Let the reader know what has become of blocks by now."""
+        way = self._way
+        if way is not None:
+            self._pass_to(way, min(way.num_done(self._runtime.now), way.looked_at - 1))
+
     def settle(self) -> None:
         """Bring the core to what it has done by now."""
         way = self._way
@@ -146,7 +159,7 @@ class SimEngine:
             return
         num_done = way.num_done(self._runtime.now)
         is_at_end = num_done > way.glide.done and way.ends_ns[num_done - 1] == self._runtime.now
-        way.glide.pass_to(num_done - is_at_end, way.elapsed_ns)
+        self._pass_to(way, num_done - is_at_end)
         self._land(way)
         if is_at_end:
             self._finish_step(self._end_ns)
@@ -233,7 +246,14 @@ class SimEngine:
         glide = Glide.begin(self.core, self._steps.tokens)
         if glide is None:
             return
-        self._way = Way(glide, self._end_ns, self._elapsed_ns, self._steps, self._untold)
+        self._way = Way(
+            glide,
+            self._end_ns,
+            self._elapsed_ns,
+            self._steps,
+            self._untold,
+            is_prompt=self._is_prompt,
+        )
         self._stretch = Stretch(self._telemetry, Ns(self._end_ns - self._elapsed_ns))
         for one in glide.decoding:
             self._stretch.join(one.seq_id)
@@ -255,6 +275,7 @@ class SimEngine:
     def _look_at(self, way: Way, step: int) -> None:
         """When it ends; and at no other step until then."""
         self._epoch += 1
+        way.looked_at = step
         call = partial(self._pass_step, self._epoch, way, step)
         self._runtime.call_at(way.ends_ns[step - 1], call)
 
@@ -262,13 +283,7 @@ class SimEngine:
         if epoch != self._epoch:
             return
         glide, at_ns = way.glide, way.ends_ns[step - 1]
-        if step < MAX_STEPS:
-            changes = glide.pass_quietly(step, at_ns, way.elapsed_ns)
-            if changes is not None:
-                self._say_quietly(way, step, changes)
-                self._look_at(way, way.next_border(step))
-                return
-        glide.pass_to(step - 1, way.elapsed_ns)
+        self._pass_to(way, step - 1)
         if step >= MAX_STEPS or not glide.can_pass(step):
             self._land(way)
             self._finish_step(at_ns)
@@ -288,16 +303,15 @@ class SimEngine:
         else:
             self._look_at(way, way.next_border(step))
 
-    def _say_quietly(self, way: Way, step: int, changes: Changes) -> None:
-        """What readers hear of a step with which nobody ends."""
-        effects: list[EngineEffect] = [KvChanged(changes)] if changes else []
-        times: dict[SeqId, Sequence[Ns]] = {}
-        for one in way.heard_with(step, ()):
-            way.tell_one(one, step)
-            effects.append(self._untold.take(one.seq_id))
-            times[one.seq_id] = ()
-        if effects:
-            self._reader.hear(way.ends_ns[step - 1], effects, (), times)
+    def _pass_to(self, way: Way, step: int) -> None:
+        """Steps are done with which nobody begins or ends: their blocks are told with their times,
+        and together where those have passed.
+        """
+        heard = way.num_done(Ns(self._runtime.now - self._delay_ns))
+        for number in (min(heard, step), *range(max(heard, way.glide.done) + 1, step + 1)):
+            changes = way.glide.pass_to(number, way.elapsed_ns)
+            if changes:
+                self._reader.hear(way.ends_ns[number - 1], (KvChanged(changes),), (), NO_TIMES)
 
     def _say(self, way: Way, step: int, passed: Passed, *, is_mixed: bool) -> None:
         """What readers hear of a step, and the telemetry."""

@@ -20,7 +20,7 @@ from headrace.core.cost.model import CostModel
 from headrace.core.workload.source import Source
 from headrace.plan.steps import kv_room_bytes
 from headrace.sim.cluster import NO_LIMITS, Cluster, random_deaths
-from headrace.sim.cluster_worker import EVEN, Pool
+from headrace.sim.pool import EVEN, Pool
 from headrace.sim.watched import WatchedCost
 
 VOCAB = 1 << 15

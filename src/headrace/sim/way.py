@@ -28,9 +28,19 @@ class Way:
     """
 
     def __init__(
-        self, glide: Glide, end_ns: Ns, elapsed_ns: Ns, steps: ListedSteps, untold: Untold
+        self,
+        glide: Glide,
+        end_ns: Ns,
+        elapsed_ns: Ns,
+        steps: ListedSteps,
+        untold: Untold,
+        *,
+        is_prompt: bool,
     ) -> None:
+        """`is_prompt`: of blocks others hear as soon as something becomes of them."""
         self.glide = glide
+        self.looked_at = 1  # the step that is to be looked at next
+        self._is_prompt = is_prompt
         self.ends_ns = [end_ns]
         self.elapsed_ns = [elapsed_ns]
         self._steps = steps
@@ -41,8 +51,14 @@ class Way:
             self.join(one)
 
     def next_border(self, step: int) -> int:
-        """The first step after this one that is to be looked at."""
+        """The first step after this one that is to be looked at.
+
+        Until a sequence has a block of which others have heard, they could not ask for what comes
+        after it.
+        """
         glide, ends_ns, elapsed_ns = self.glide, self.ends_ns, self.elapsed_ns
+        is_prompt = self._is_prompt or not all(one.seq.chain.names for one in glide.decoding)
+        num_left = glide.num_available
         places, size, ends, progress = glide.places, glide.block_size, glide.ends, self._progress
         is_ahead, last_step = glide.is_ahead, min(MAX_STEPS, glide.last_step)
         low_ns, high_ns = glide.alike_ns
@@ -52,9 +68,12 @@ class Way:
                 took_ns = self._steps.elapsed_ns(glide.shape(step))
                 ends_ns.append(Ns(ends_ns[-1] + took_ns))
                 elapsed_ns.append(took_ns)
+            needing = places.get((step + is_ahead) % size)
+            if needing is not None:
+                num_left -= len(needing)
             if (
-                step % size in places
-                or (step + is_ahead) % size in places
+                num_left < 0
+                or (is_prompt and (needing is not None or step % size in places))
                 or step % PROGRESS_TOKENS in progress
                 or step in ends
                 or step >= last_step

@@ -19,8 +19,8 @@ from headrace.core.cost.fitted import FittedCostModel, Link
 from headrace.core.telemetry.fold import merge_slo
 from headrace.core.workload.recording import PoolFacts, Recording
 from headrace.sim.cluster import KV_LINK, Cluster, simulate_cluster
-from headrace.sim.cluster_worker import EVEN, Pool
 from headrace.sim.outcomes import Outcomes
+from headrace.sim.pool import EVEN, Pool
 from headrace.sim.tiers import Tier
 from headrace.sim.traffic import VOCAB, RecordedSource
 from headrace.sim.watched import WatchedCost

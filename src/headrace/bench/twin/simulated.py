@@ -26,7 +26,7 @@ from headrace.core.telemetry import RequestRecord
 from headrace.core.workload.source import Listed
 from headrace.live.step_log import LoggedTimes
 from headrace.sim.cluster import Cluster, simulate_cluster
-from headrace.sim.cluster_worker import Pool
+from headrace.sim.pool import Pool
 
 # Of virtual time: when the server is warmed up, and when the first piece begins.
 WARM_UP_S, BEGIN_S = 1.0, 20.0

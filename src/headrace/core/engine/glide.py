@@ -90,6 +90,11 @@ class Glide:
         """Whether every step is to be looked at."""
         return bool(self._core._scheduler.num_waiting or self._computing)
 
+    @property
+    def num_available(self) -> int:
+        """Blocks that those who decode could take."""
+        return self._core._kv.num_available
+
     def prompts_of(self, step: int) -> Prompts | None:
         return self._prompts.get(step)
 
@@ -166,12 +171,14 @@ class Glide:
             core._arrive(now, spec, effects)
         return effects
 
-    def pass_to(self, step: int, elapsed_ns: Sequence[Ns]) -> None:
-        """Steps are done with whose ends there is nothing to do; these times each of all took."""
+    def pass_to(self, step: int, elapsed_ns: Sequence[Ns]) -> Changes:
+        """Steps are done with which nobody begins or ends; these times each of all took. Returns
+        what became of blocks.
+        """
         core, scheduler, done = self._core, self._core._scheduler, self.done
         num_steps = step - done
         if num_steps <= 0:
-            return
+            return ()
         for index in scheduler.learned_among(StepId(self.first_id + done), num_steps):
             number = done + index + 1
             step_id = StepId(self.first_id + done + index)
@@ -179,31 +186,14 @@ class Glide:
         core._num_steps += num_steps
         core._num_computed_tokens += num_steps * len(self.decoding)
         core._last_elapsed_ns = elapsed_ns[step - 1]
+        places, size, ahead = self.places, self.block_size, self._planned - done
+        for number in range(done + 1, step + 1):
+            for one in places.get(number % size, ()):
+                self._commit(one, number)
+            self._take_blocks(places.get((number + ahead - 1) % size, ()), number + ahead)
         self.done = step
         self._planned += num_steps
-
-    def pass_quietly(self, step: int, at_ns: Ns, elapsed_ns: Sequence[Ns]) -> Changes | None:
-        """As `pass_to`, where with the last of these steps no more is to be done than to fill
-        blocks and to take some; None, with nothing changed, where it is.
-        """
-        if step in self.ends or step >= self.last_step or self.is_busy or self._prompts:
-            return None
-        low_ns, high_ns = self.alike_ns
-        if not low_ns <= elapsed_ns[step - 1] < high_ns:
-            return None
-        kv, size = self._core._kv, self.block_size
-        full = self.places.get(step % size, ())
-        # Of the step that is planned next.
-        needing = self.places.get((step + 1) % size, ()) if self.is_ahead else full
-        if len(needing) > kv.num_available:
-            return None
-        self.pass_to(step, elapsed_ns)
-        self._core._now = at_ns
-        for one in full:
-            self._commit(one, step)
-        if needing:
-            self._take_blocks(needing, self._planned)
-        return kv.drain_changes()
+        return core._kv.drain_changes()
 
     def pass_step(self, at_ns: Ns, elapsed_ns: Ns) -> Passed:
         """The step that runs is done, and as many are planned as production would plan."""

@@ -3,21 +3,45 @@
 Decides which layer of the index an event changes, and when a worker must send a snapshot.
 """
 
-from headrace.core.base.types import NS_PER_S, Ns
+from collections.abc import Callable, Iterable, Sequence
+
+from headrace.core.base.types import NS_PER_S, Ns, WorkerId
 from headrace.core.config.schema import RouterConfig
 from headrace.core.router.events import WorkerKv, WorkerKvSnapshot
 from headrace.core.router.fleet import Fleet
-from headrace.core.router.index import PrefixIndex
+from headrace.core.router.index import PrefixIndex, bits_of
 from headrace.core.router.worker import Booking, Worker
+
+LateKv = Callable[[Sequence[WorkerId]], Iterable[WorkerKv]]
+"""What these workers have said by now of their blocks and nobody has told yet: for whoever tells of
+blocks only where a choice depends on it.
+"""
 
 
 class Caches:
-    def __init__(self, config: RouterConfig, fleet: Fleet) -> None:
+    def __init__(self, config: RouterConfig, fleet: Fleet, late_kv: LateKv | None = None) -> None:
         self.index = PrefixIndex(Ns(round(config.index_ttl_s * NS_PER_S)))
         self.num_resyncs = 0
         self._fleet = fleet
+        self._late_kv = late_kv
         # The policy `prefix` goes by what it sent, whatever workers publish.
         self._listens = config.policy != "prefix"
+
+    def match(self, now: Ns, names: Sequence[bytes]) -> list[tuple[int, int]]:
+        """Who has how many leading blocks. What a worker has not told of its blocks yet concerns
+        only those who want blocks that it has told of: those before them, or those that it evicts.
+        """
+        hits = self.index.match(names)
+        if self._late_kv is None or not hits:
+            return hits
+        found = [self._fleet.with_bit(bit) for bits, _ in hits for bit in bits_of(bits)]
+        is_news = False
+        for event in self._late_kv([worker.worker_id for worker in found]):
+            worker = self._fleet.find(event.worker_id)
+            if worker is not None:
+                self.hear(now, worker, event)
+                is_news = True
+        return self.index.match(names) if is_news else hits
 
     def _publishes(self, worker: Worker) -> bool:
         return self._listens and worker.up.publishes_kv

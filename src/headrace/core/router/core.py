@@ -11,7 +11,7 @@ from headrace.core.base.errors import InvariantError
 from headrace.core.base.events import CallAt, Timer
 from headrace.core.base.types import NS_PER_MS, NS_PER_S, Ns, WorkerId
 from headrace.core.config.schema import RouterConfig
-from headrace.core.router.caches import Caches
+from headrace.core.router.caches import Caches, LateKv
 from headrace.core.router.decision import Decision
 from headrace.core.router.events import (
     Dispatch,
@@ -55,10 +55,10 @@ WATCH_NS = Ns(NS_PER_S)
 class RouterCore:
     """`handle(now, event) -> effects`."""
 
-    def __init__(self, config: RouterConfig) -> None:
+    def __init__(self, config: RouterConfig, late_kv: LateKv | None = None) -> None:
         self.config = config
         self._fleet = Fleet(config)
-        self._caches = Caches(config, self._fleet)
+        self._caches = Caches(config, self._fleet, late_kv)
         self._chooser = Chooser(config.seed)
         self._room = WaitingRoom()
         self._bookings: dict[int, Booking] = {}
@@ -277,7 +277,7 @@ class RouterCore:
     # ---- choices
 
     def _price(self, now: Ns, request: RouteRequest) -> Pricing:
-        hits = self._caches.index.match(request.block_names)
+        hits = self._caches.match(now, request.block_names)
         return Pricing(now, request, self.config, self._fleet, hits)
 
     def _choose(self, survey: Survey, pricing: Pricing) -> Choice | None:

@@ -55,7 +55,7 @@ from headrace.core.router.events import (
 from headrace.core.router.flight import Flight, Said, Word
 from headrace.core.router.handoffs import Legs, as_coming, is_worth_it
 
-PROGRESS_TOKENS: Final = 16  # output after which the router hears of it again
+PROGRESS_TOKENS: Final = 256  # output after which the router hears of it again
 
 
 class WorkerSaid(msgspec.Struct, frozen=True, tag=True):

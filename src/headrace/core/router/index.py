@@ -15,7 +15,7 @@ Three layers are read as one:
 Decides nothing about time to live beyond that; refuses to know what a worker is.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from headrace.core.base.errors import InvariantError
@@ -24,6 +24,14 @@ from headrace.core.base.types import Ns
 
 # Each shard is a dict small enough to be resized, swept or thrown away within one event.
 NUM_SHARDS: Final = 4096
+
+
+def bits_of(mask: int) -> Iterator[int]:
+    """Each worker of a set."""
+    while mask:
+        bit = mask & -mask
+        yield bit
+        mask ^= bit
 
 
 class PrefixIndex:

@@ -20,6 +20,7 @@ from headrace.core.config.schema import RouterConfig
 from headrace.core.router.decision import Candidate
 from headrace.core.router.events import RouteRequest
 from headrace.core.router.fleet import Fleet
+from headrace.core.router.index import bits_of
 from headrace.core.router.predict import Predictor, Terms
 from headrace.core.router.worker import Worker
 
@@ -45,13 +46,11 @@ class Pricing:
         self._deepest = 0
         self._holder: Worker | None = None  # has the deepest hit
         for workers, depth in hits:
-            while workers:
-                bit = workers & -workers
+            for bit in bits_of(workers):
                 worker = fleet.with_bit(bit)
                 self._depths[worker] = depth
                 if depth > self._deepest:
                     self._deepest, self._holder = depth, worker
-                workers ^= bit
 
     def num_hit_blocks(self, worker: Worker) -> int:
         return self._depths.get(worker, 0)
