@@ -71,6 +71,8 @@ class Front:
     def __init__(self, app: ASGIApp, metrics: HttpMetrics) -> None:
         self._app = app
         self._metrics = metrics
+        self._num_in_flight = 0
+        metrics.http_in_flight.set_function(lambda: self._num_in_flight)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -78,21 +80,22 @@ class Front:
             return
         exchange = Exchange.begin(scope)
         send = exchange.sender(send)
-        with self._metrics.http_in_flight.track_inprogress():
-            try:
-                await self._app(scope, receive, send)
-            except ClientGone:
-                exchange.status = CLIENT_GONE
-            except Exception as error:
-                _log.exception("request %s failed", exchange.request_id)
-                exchange.error = f"{type(error).__name__}: {error}"
-                if exchange.status == 0:
-                    await failure_of(error).response()(scope, receive, send)
-                else:
-                    exchange.abort()
-            finally:
-                self._metrics.count_http(scope["method"], scope["path"], exchange.status)
-                exchange.log()
+        self._num_in_flight += 1
+        try:
+            await self._app(scope, receive, send)
+        except ClientGone:
+            exchange.status = CLIENT_GONE
+        except Exception as error:
+            _log.exception("request %s failed", exchange.request_id)
+            exchange.error = f"{type(error).__name__}: {error}"
+            if exchange.status == 0:
+                await failure_of(error).response()(scope, receive, send)
+            else:
+                exchange.abort()
+        finally:
+            self._num_in_flight -= 1
+            self._metrics.count_http(scope["method"], scope["path"], exchange.status)
+            exchange.log()
 
 
 async def answer_error(request: Request, error: Exception) -> Response:

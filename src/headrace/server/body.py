@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 import msgspec
-from starlette.datastructures import Headers
 from starlette.types import Receive
 
 from headrace.core.base.errors import RequestError
@@ -29,7 +28,7 @@ Body = TypeVar("Body", bound=GenerationRequest)
 
 
 async def read_body(
-    headers: Headers,
+    headers: Mapping[str, str],
     receive: Receive,
     limit_bytes: int,
     timeout_s: float = BODY_TIMEOUT_S,
@@ -104,7 +103,7 @@ def _value(raw: msgspec.Raw) -> object:
         return raw
 
 
-def _check_content_type(headers: Headers) -> None:
+def _check_content_type(headers: Mapping[str, str]) -> None:
     content_type = headers.get("content-type", JSON)
     if content_type == JSON and "content-encoding" not in headers:
         return

@@ -17,15 +17,24 @@ KiB unsent, and an idle connection is closed after the keep-alive time. What is 
 - one of HTTP/1.0 is sent no chunks (`plain_body.py`);
 - the application may break the connection at once (`headrace.abort`), which closing it cannot where
   bytes are unsent.
+
+And left out is what nobody here asks for: uvicorn's logs, and a connection's own address. Many
+clients make a connection for each request, and what runs so seldom is in no cache of the processor,
+where it takes ten times as long.
 """
 
 import asyncio
+import logging
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 import httptools
+import uvicorn
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
 
 from headrace.core.config.units import size_text
 from headrace.server.errors import ErrorObject, Failure
@@ -54,8 +63,33 @@ class Connection(HttpToolsProtocol):
 
     head_timeout_s = HEAD_TIMEOUT_S
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        # All that uvicorn's own constructor sets, without its call: see above.
+        self.config = config
+        self.app = config.loaded_app
+        self.loop = _loop or asyncio.get_running_loop()
+        self.logger, self.access_logger, self.access_log = _uvicorn_log, _uvicorn_log, False
+        self.ws_protocol_class = config.ws_protocol_class
+        self.root_path, self.asgi_version = config.root_path, config.asgi_version
+        self.limit_concurrency = config.limit_concurrency
+        self.app_state = app_state
+        self.timeout_keep_alive_task = None
+        self.timeout_keep_alive = config.timeout_keep_alive
+        self.server_state = server_state
+        self.connections, self.tasks = server_state.connections, server_state.tasks
+        self.transport = self.flow = None  # type: ignore[assignment]
+        self.server = self.client = self.scheme = None
+        self.pipeline = deque()
+        self.url = b""
+        self.scope = self.headers = self.cycle = None  # type: ignore[assignment]
+        self.expect_100_continue = False
+        self._begin_parsing()
         self._num_head_bytes = 0
         self._num_unread_bytes = 0
         self._is_refused = False
@@ -65,10 +99,20 @@ class Connection(HttpToolsProtocol):
         self._half_closed: HalfClosed | None = None
         self.on_room: Callable[[], None] | None = None  # of the answer that is sent now
 
+    def _begin_parsing(self) -> None:
+        self.parser = httptools.HttpRequestParser(self)
+        with suppress(AttributeError):  # as in uvicorn
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+
     # ---- the transport's calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)  # type: ignore[arg-type]
+        self.connections.add(self)
+        self.transport = transport  # type: ignore[assignment]
+        self.flow = FlowControl(self.transport)
+        peer = transport.get_extra_info("peername")
+        self.client = peer[:2] if isinstance(peer, tuple) else None
+        self.scheme = "http"
         self._expect_head(self.head_timeout_s)
 
     def eof_received(self) -> bool:  # type: ignore[override]
@@ -111,9 +155,7 @@ class Connection(HttpToolsProtocol):
                 # The parser has ended with the head, since it expects another protocol. One that
                 # has the head without the offer goes on.
                 data = self._head_without_offer() + data[end.args[0] :]
-                self.parser = httptools.HttpRequestParser(self)
-                with suppress(AttributeError):  # as in uvicorn
-                    self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+                self._begin_parsing()
             else:
                 return
 
@@ -151,11 +193,15 @@ class Connection(HttpToolsProtocol):
 
     def on_url(self, url: bytes) -> None:
         if self._take_head(len(url)):
-            super().on_url(url)
+            self.url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._take_head(len(name) + len(value)) and not self._has_head:
-            super().on_header(name, value)
+        if not self._take_head(len(name) + len(value)) or self._has_head:
+            return
+        name = name.lower()
+        if name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = True
+        self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         if self._is_refused or self.parser.should_upgrade():
@@ -275,5 +321,6 @@ class ConnectionPipe:
         return not connection.flow.write_paused
 
 
+_uvicorn_log = logging.getLogger("uvicorn.error")
 _OFFERS = (b"upgrade", b"http2-settings")
 _REASONS = {400: "Bad Request", 431: "Request Header Fields Too Large"}

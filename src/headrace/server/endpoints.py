@@ -5,7 +5,6 @@ from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
 
-from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -37,15 +36,15 @@ class ChatEndpoint:
         self._service = service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        service, exchange, headers = self._service, Exchange.of(scope), Headers(scope=scope)
+        service, exchange = self._service, Exchange.of(scope)
         service.enter()
-        body = await read_body(headers, receive, service.config.max_body_bytes)
+        body = await read_body(exchange.headers, receive, service.config.max_body_bytes)
         request, exchange.ignored_fields = decode_body(body, ChatRequest)
         served = service.model(request.model)
         params.check_common(request, 1, service.config)
         params.check_chat(request, service.config)
         check_messages(request.messages)
-        source = self._source(exchange, request, served, params.slo_of(headers))
+        source = self._source(exchange, request, served, params.slo_of(exchange.headers))
         await deliver(service, exchange, request, source, receive, send)
 
     async def _source(
@@ -90,15 +89,15 @@ class CompletionEndpoint:
         self._service = service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        service, exchange, headers = self._service, Exchange.of(scope), Headers(scope=scope)
+        service, exchange = self._service, Exchange.of(scope)
         service.enter()
-        body = await read_body(headers, receive, service.config.max_body_bytes)
+        body = await read_body(exchange.headers, receive, service.config.max_body_bytes)
         request, exchange.ignored_fields = decode_body(body, CompletionRequest)
         served = service.model(request.model)
         given = prompt_forms(request)
         params.check_common(request, len(given), service.config)
         params.check_completion(request, service.config)
-        source = self._source(exchange, request, given, served, params.slo_of(headers))
+        source = self._source(exchange, request, given, served, params.slo_of(exchange.headers))
         await deliver(service, exchange, request, source, receive, send)
 
     async def _source(

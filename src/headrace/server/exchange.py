@@ -3,13 +3,13 @@
 import logging
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, Protocol
 from uuid import uuid4
 
 import msgspec
-from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
 from headrace.core.router.decision import Decision
@@ -45,11 +45,14 @@ class Pipe(Protocol):
 
 PROBES = ("/health", "/ready")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_FIRST_DIGITS = str(uuid4())[:-12]
+_numbers = count(uuid4().node)
 
 
 @dataclass(slots=True)
 class Exchange:
     scope: Scope
+    headers: Mapping[str, str]  # by names in lower case; of several with one name the first
     request_id: str
     arrived_ns: int
     status: int = 0  # 0 = nothing sent
@@ -63,10 +66,11 @@ class Exchange:
 
     @classmethod
     def begin(cls, scope: Scope) -> "Exchange":
-        given = Headers(scope=scope).get("x-request-id", "")
-        # Some engines behind a gateway refuse ids that are no UUIDs.
-        request_id = given if _REQUEST_ID.fullmatch(given) else str(uuid4())
-        exchange = cls(scope, request_id, time.monotonic_ns())
+        pairs = reversed(scope["headers"])
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in pairs}
+        given = headers.get("x-request-id", "")
+        request_id = given if given and _REQUEST_ID.fullmatch(given) else _next_id()
+        exchange = cls(scope, headers, request_id, time.monotonic_ns())
         scope[KEY] = exchange
         return exchange
 
@@ -129,6 +133,12 @@ class Exchange:
         return pipe
 
     def log(self) -> None:
+        # A probe that is told "not yet" has its answer; nothing is wrong. A stream may go wrong
+        # after its status has been sent.
+        is_fault = self.is_fault or (self.status >= 500 and self.scope["path"] not in PROBES)
+        level = logging.WARNING if is_fault else logging.INFO
+        if not _log.isEnabledFor(level):
+            return
         line: dict[str, Any] = {
             "event": "request",
             "id": self.request_id,
@@ -149,11 +159,14 @@ class Exchange:
             line["ignored_fields"] = self.ignored_fields
         if self.error:
             line["error"] = self.error
-        # A probe that is told "not yet" has its answer; nothing is wrong. A stream may go wrong
-        # after its status has been sent.
-        is_fault = self.is_fault or (self.status >= 500 and self.scope["path"] not in PROBES)
-        level = logging.WARNING if is_fault else logging.INFO
         _log.log(level, "%s", msgspec.json.encode(line).decode())
+
+
+def _next_id() -> str:
+    """A UUID, since some engines behind a gateway refuse ids that are none: the beginning of a
+    random one, and a number.
+    """
+    return f"{_FIRST_DIGITS}{next(_numbers) & 0xFFFF_FFFF_FFFF:012x}"
 
 
 async def until_gone(receive: Receive) -> None:

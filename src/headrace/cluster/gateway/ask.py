@@ -12,7 +12,7 @@ and more behind.
 from array import array
 from collections.abc import Iterable
 from hashlib import sha256
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import msgspec
 
@@ -27,9 +27,7 @@ MAX_CHOICES: Final = 1024
 MAX_SESSION_CHARS: Final = 256
 UNSTATED_TOKENS: Final = 1 << 20  # as output of a request that states no limit
 
-_ABSENT: Final = msgspec.Raw(b"null")
 _VERSION: Final = "text1"
-_Value = TypeVar("_Value")
 
 _encode = msgspec.json.Encoder(order="sorted").encode
 
@@ -47,55 +45,72 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Body(msgspec.Struct):
-    """Fields of all routes; their values stay as they are until somebody asks."""
+    """Fields of all routes, with whatever values they have."""
 
-    model: msgspec.Raw = _ABSENT
-    messages: msgspec.Raw = _ABSENT
-    prompt: msgspec.Raw = _ABSENT
-    input: msgspec.Raw = _ABSENT
-    instructions: msgspec.Raw = _ABSENT
-    tools: msgspec.Raw = _ABSENT
-    cache_salt: msgspec.Raw = _ABSENT
-    n: msgspec.Raw = _ABSENT
-    max_tokens: msgspec.Raw = _ABSENT
-    max_completion_tokens: msgspec.Raw = _ABSENT
-    max_output_tokens: msgspec.Raw = _ABSENT
-    priority: msgspec.Raw = _ABSENT
-    prompt_cache_key: msgspec.Raw = _ABSENT
-    user: msgspec.Raw = _ABSENT
+    model: Any = None
+    messages: Any = None
+    prompt: Any = None
+    input: Any = None
+    instructions: Any = None
+    tools: Any = None
+    cache_salt: Any = None
+    n: Any = None
+    max_tokens: Any = None
+    max_completion_tokens: Any = None
+    max_output_tokens: Any = None
+    priority: Any = None
+    prompt_cache_key: Any = None
+    user: Any = None
+
+
+_decode: Final = msgspec.json.Decoder(_Body).decode
+_decode_raw: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 def read_ask(path: str, body: bytes, session: str = "") -> Ask:
     """`session` is what a header names; without it, the body may. RequestError where the body is no
     JSON object.
     """
-    try:
-        fields = msgspec.json.decode(body, type=_Body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise RequestError(f"the body is no JSON object: {error}", code="invalid_json") from None
-    except RecursionError:
-        raise RequestError("the body is nested too deeply", code="invalid_json") from None
+    fields = _fields(body)
     model = _text(fields.model)
     parts, num_prompts = _prompt(fields)
-    root = [_VERSION, path, model, _text(fields.cache_salt), _any(fields.tools)]
-    limits = (fields.max_completion_tokens, fields.max_output_tokens, fields.max_tokens)
-    stated = [limit for raw in limits if (limit := _value(raw, int, -1)) >= 0]
+    root = [_VERSION, path, model, _text(fields.cache_salt), fields.tools]
+    stated = (fields.max_completion_tokens, fields.max_output_tokens, fields.max_tokens)
+    limits = [limit for value in stated if (limit := _number(value, -1)) >= 0]
     return Ask(
         model=model,
         block_names=_names(_encode(root), parts[0]),
         num_tokens=1 + sum(map(len, parts)) // BYTES_PER_TOKEN,
-        num_choices=max(1, min(_value(fields.n, int, 1), MAX_CHOICES)) * num_prompts,
-        max_tokens=min([*stated, UNSTATED_TOKENS]),
-        priority=max(-MAX_PRIORITY, min(_value(fields.priority, int, 0), MAX_PRIORITY)),
+        num_choices=max(1, min(_number(fields.n, 1), MAX_CHOICES)) * num_prompts,
+        max_tokens=min([*limits, UNSTATED_TOKENS]),
+        priority=max(-MAX_PRIORITY, min(_number(fields.priority, 0), MAX_PRIORITY)),
         session=(session or _text(fields.prompt_cache_key) or _text(fields.user))[
             :MAX_SESSION_CHARS
         ],
     )
 
 
+def _fields(body: bytes) -> _Body:
+    """A value that cannot be decoded counts as absent, like one of a wrong kind."""
+    try:
+        return _decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        pass
+    try:
+        raws = _decode_raw(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RequestError(f"the body is no JSON object: {error}", code="invalid_json") from None
+    except RecursionError:
+        raise RequestError("the body is nested too deeply", code="invalid_json") from None
+    names = raws.keys() & set(_Body.__struct_fields__)
+    return _Body(**{name: _value(raws[name]) for name in names})
+
+
 def _prompt(fields: _Body) -> tuple[list[bytes], int]:
     """The bytes of the prompt, or of each of several; and how many sequences they begin."""
-    given = _first(fields.messages, fields.prompt, fields.input)
+    given = fields.messages
+    if given is None:
+        given = fields.input if fields.prompt is None else fields.prompt
     head = _text(fields.instructions).encode()
     match given:
         case str():
@@ -111,10 +126,6 @@ def _prompt(fields: _Body) -> tuple[list[bytes], int]:
             return [head + b"".join(_message_bytes(item) for item in given)], 1
         case _:
             return [head], 1
-
-
-def _first(*raws: msgspec.Raw) -> Any:
-    return next((value for raw in raws if (value := _any(raw)) is not None), None)
 
 
 def _message_bytes(message: Any) -> bytes:
@@ -151,18 +162,16 @@ def _names(root: bytes, data: bytes) -> tuple[bytes, ...]:
     return tuple(names)
 
 
-def _value(raw: msgspec.Raw, kind: type[_Value], absent: _Value) -> _Value:
-    if raw is _ABSENT:
-        return absent
+def _value(raw: msgspec.Raw) -> Any:
     try:
-        return msgspec.json.decode(raw, type=kind)
+        return msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return absent
+        return None
 
 
-def _text(raw: msgspec.Raw) -> str:
-    return _value(raw, str, "")
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
 
 
-def _any(raw: msgspec.Raw) -> Any:
-    return _value(raw, object, None)
+def _number(value: Any, absent: int) -> int:
+    return value if type(value) is int else absent

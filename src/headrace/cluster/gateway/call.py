@@ -111,9 +111,9 @@ class Call:
         """The connection that an answer has begun on: a fresh one, where one that had waited turns
         out to be closed at its other end.
         """
-        is_fresh = False
+        waiting = self._links.take_waiting(self._engine.address.url)
         while True:
-            self._link = link = await self._connect(is_fresh=is_fresh)
+            self._link = link = waiting or await self._connect()
             link.on_heard = self._hear
             link.ask(head, body)
             try:
@@ -122,18 +122,14 @@ class Call:
                 if self._verdict or not link.was_stale:
                     raise
                 self._give_back()
-                is_fresh = True
+                waiting = None
             else:
                 return link
 
-    async def _connect(self, *, is_fresh: bool) -> Link:
-        url = self._engine.address.url
-        waiting = None if is_fresh else self._links.take_waiting(url)
-        if waiting is not None:
-            return waiting
+    async def _connect(self) -> Link:
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S) as self._connecting:
-                return await self._links.take(url, is_fresh=True)
+                return await self._links.take(self._engine.address.url, is_fresh=True)
         except TimeoutError:
             raise self._broken("no answer in time") from None
         except OSError as error:

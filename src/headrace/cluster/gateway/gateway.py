@@ -7,7 +7,7 @@ asked. All of it belongs to one event loop.
 import asyncio
 import logging
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from hashlib import blake2b
 from itertools import count
@@ -178,14 +178,16 @@ class Gateway:
             if worker_id not in known and engine.serves(model)
         ]
 
-    def resting(self, model: str, excluded: Iterable[WorkerId]) -> Iterator[WorkerId]:
+    def resting(self, model: str, excluded: Iterable[WorkerId]) -> list[WorkerId]:
         """Those that asked to be left alone, unless all did."""
         now = self.switch.now()
+        resting = [worker_id for worker_id, one in self._by_worker.items() if one.rests(now)]
+        if not resting:
+            return resting
         able = self.candidates(model, excluded)
-        if not all(engine.rests(now) for engine in able):
-            for engine in able:
-                if engine.rests(now) and engine.worker_id is not None:
-                    yield engine.worker_id
+        if all(engine.rests(now) for engine in able):
+            return []
+        return [one.worker_id for one in able if one.rests(now) and one.worker_id is not None]
 
     def error_of(self, rejected: Rejected, model: str) -> HeadraceError:
         if rejected.effect.code != NO_MODEL:

@@ -60,10 +60,7 @@ def to_client(headers: Raw, engine_name: str, decision_id: str) -> list[tuple[by
 def _kept(headers: Iterable[tuple[bytes, bytes]], left_out: frozenset[bytes]) -> Raw:
     """`headers` have names in lower case. A Connection header names others of its kind."""
     headers = list(headers)
-    named = {
-        word.strip().lower()
-        for name, value in headers
-        if name == b"connection"
-        for word in value.split(b",")
-    }
-    return [pair for pair in headers if pair[0] not in left_out and pair[0] not in named]
+    for name, value in headers:
+        if name == b"connection":
+            left_out = left_out | {word.strip().lower() for word in value.split(b",")}
+    return [pair for pair in headers if pair[0] not in left_out]

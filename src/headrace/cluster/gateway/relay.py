@@ -8,7 +8,6 @@ import asyncio
 import time
 from typing import Final
 
-from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from headrace.cluster.gateway.ask import Ask, read_ask
@@ -47,7 +46,8 @@ class Relay:
         self._gateway = gateway
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange, headers, path = Exchange.of(scope), Headers(scope=scope), scope["path"]
+        exchange, path = Exchange.of(scope), scope["path"]
+        headers = exchange.headers
         limit_bytes = self._gateway.config.server.max_body_bytes
         body = await read_body(headers, receive, limit_bytes, is_here=exchange.has_whole_body)
         ask = read_ask(path, body, headers.get(SESSION_HEADER, ""))
@@ -192,7 +192,7 @@ class Journey:
             priority=ask.priority,
             slo=self._slo,
             session=ask.session,
-            tenant=gateway.tenant(Headers(scope=self._exchange.scope).get("authorization", "")),
+            tenant=gateway.tenant(self._exchange.headers.get("authorization", "")),
             adapter=ask.model,
             arrived_ns=Ns(self._exchange.arrived_ns),
             excluded=(*self._excluded, *gateway.resting(ask.model, self._excluded)),
