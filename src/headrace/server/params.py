@@ -22,6 +22,7 @@ DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions; a chat m
 MAX_SALT_CHARS = 256
 MAX_SLO_MS = 1e9
 
+_NO_LIMITS = Slo()
 _TOKEN_ID = re.compile(r"[0-9]{1,10}")
 
 
@@ -159,6 +160,8 @@ def completion_prompt_logprobs(request: CompletionRequest) -> int | None:
 
 def slo_of(headers: Mapping[str, str]) -> Slo:
     """The limits that the client states in `x-slo-*-ms` headers."""
+    if not any(name.startswith("x-slo-") for name in headers):
+        return _NO_LIMITS
     return Slo(
         ttft_ms=_slo_ms(headers, "x-slo-ttft-ms"),
         itl_ms=_slo_ms(headers, "x-slo-itl-ms"),

@@ -11,7 +11,7 @@ and more behind.
 
 from array import array
 from collections.abc import Iterable
-from hashlib import sha256
+from hashlib import blake2b, sha256
 from typing import Any, Final
 
 import msgspec
@@ -154,11 +154,11 @@ def _token_bytes(tokens: Iterable[Any]) -> bytes:
 def _names(root: bytes, data: bytes) -> tuple[bytes, ...]:
     """Of the full blocks of a prompt."""
     names = []
-    name = sha256(root).digest()[:16]
+    so_far = blake2b(root, digest_size=16)
     end = min(len(data), MAX_BLOCKS * BLOCK_BYTES)
     for start in range(0, end - BLOCK_BYTES + 1, BLOCK_BYTES):
-        name = sha256(name + data[start : start + BLOCK_BYTES]).digest()[:16]
-        names.append(name)
+        so_far.update(data[start : start + BLOCK_BYTES])
+        names.append(so_far.digest())
     return tuple(names)
 
 

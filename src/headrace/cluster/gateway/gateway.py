@@ -155,8 +155,13 @@ class Gateway:
     def next_request_id(self) -> int:
         return next(self._request_ids)
 
+    @property
+    def names_tokens(self) -> bool:
+        """Whether any engine publishes what it has cached."""
+        return bool(self._kv.caches)
+
     async def named(self, ask: Ask, path: str, body: bytes) -> Ask:
-        """With names by tokens, where engines publish such and it can be done."""
+        """With names by tokens, where that can be done."""
         return await self._kv.named(ask, path, body)
 
     def tenant(self, authorization: str) -> str:

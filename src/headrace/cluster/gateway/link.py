@@ -44,17 +44,17 @@ class Link(asyncio.Protocol):
         self._fault = ""
         self._is_paused = False
         self.has_waited = False  # for its request, so that it may be closed at its other end
-        self._expect_nothing()
-        self._may_stay = True
+        self.expect_nothing()
 
-    def _expect_nothing(self) -> None:
+    def expect_nothing(self) -> None:
+        """Forget what has come: another request may follow."""
         self.status = 0  # of the answer, once its head is here
         self.headers: list[tuple[bytes, bytes]] = []
         self.is_over = True  # the answer is whole
         self._has_body = False  # what has just come
         self._num_bare_bytes = 0  # that have come without any of a body
         self._ends_with_connection = False
-        self._may_stay = False
+        self._may_stay = True
         self._pieces: list[bytes] = []  # of the body, that nobody has taken
         self._sink: Sink | None = None
         self._parser = httptools.HttpResponseParser(self)
@@ -63,7 +63,6 @@ class Link(asyncio.Protocol):
 
     def ask(self, head: bytes, body: bytes) -> None:
         assert self._transport is not None
-        self._expect_nothing()
         self.is_over = False
         # The body may be large: it is not copied for the sake of one call.
         self._transport.writelines((head, body))
@@ -308,6 +307,7 @@ class Links:
     def _wait(self, url: str, link: Link) -> None:
         link.on_heard = _nobody_hears
         link.has_waited = True
+        link.expect_nothing()  # while nobody waits for it
         idle = self._idle.setdefault(url, {})
         loop = asyncio.get_running_loop()
         idle[link] = loop.call_later(KEEP_ALIVE_S, self._forget, idle, link)

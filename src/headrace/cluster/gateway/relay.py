@@ -51,7 +51,8 @@ class Relay:
         limit_bytes = self._gateway.config.server.max_body_bytes
         body = await read_body(headers, receive, limit_bytes, is_here=exchange.has_whole_body)
         ask = read_ask(path, body, headers.get(SESSION_HEADER, ""))
-        ask = await self._gateway.named(ask, path, body)
+        if self._gateway.names_tokens:
+            ask = await self._gateway.named(ask, path, body)
         journey = Journey(self._gateway, exchange, ask, slo_of(headers), body, send)
         self._gateway.enter(journey)
         try:
