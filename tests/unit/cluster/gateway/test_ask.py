@@ -121,3 +121,8 @@ def test_what_is_no_object_is_refused(body: bytes) -> None:
     with pytest.raises(RequestError) as caught:
         read_ask(CHAT, body)
     assert caught.value.code == "invalid_json"
+
+
+def test_text_that_is_no_unicode_counts_as_absent() -> None:
+    body = b'{"model": "m", "prompt": "\xff", "input": "%b"}' % LONG.encode()
+    assert read_ask(COMPLETION, body) == ask(model="m", input=LONG)
