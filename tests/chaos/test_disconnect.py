@@ -144,8 +144,8 @@ def test_nor_do_they_under_memory_pressure() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(1800)
 def test_nor_do_thousands() -> None:
     scheduler = SchedulerConfig(max_running_seqs=48, admission="optimistic")
     with formula_model(num_blocks=512, scheduler=scheduler) as booted:
-        run(booted, total=NUM_CLIENTS * 500, seed=100_000)
+        run(booted, total=5_000, seed=100_000)

@@ -96,8 +96,8 @@ def undisturbed(config: Config, asked: list[GenerateRequest]) -> list[Answer]:
         booted.close()
 
 
-def wait_until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
+def wait_until(is_so: Callable[[], bool], *, within_s: float = WAIT_S) -> None:
+    deadline = time.monotonic() + within_s
     while not is_so():
         assert time.monotonic() < deadline
         time.sleep(0.02)

@@ -277,7 +277,7 @@ class RouterConfig:
     )
     breaker_open_s: float = setting(
         5.0,
-        "time until a worker that was cut off is probed; doubles with each failed probe",
+        "time until a worker that was cut off is probed; doubled each time that it fails then",
         low=0.01,
         high=1e5,
         flag="--router-breaker-open-s",

@@ -2,7 +2,8 @@
 
 Failures add up and fade, whatever succeeds in between, since a worker that crashes every two
 seconds succeeds in between. An open breaker lets single probes through after a while; enough of
-them close it, a failed one opens it for twice as long.
+them close it, a failed one opens it for twice as long. So does a failure soon after it was closed:
+probes are short, and succeed between two crashes.
 """
 
 from typing import Final
@@ -11,6 +12,7 @@ from headrace.core.base.types import NS_PER_S, Ns
 from headrace.core.config.schema import RouterConfig
 
 HALF_LIFE_NS: Final = 30 * NS_PER_S  # of a failure
+MUCH_FADED: Final = 0.5  # failures: what was before is forgiven
 MAX_DOUBLINGS: Final = 5
 
 
@@ -30,7 +32,7 @@ class Breaker:
         self._config = config
         self._failures = 0.0
         self._faded_ns = Ns(0)
-        self._num_opened = 0  # since it was closed
+        self._num_opened = 0  # since it was well for long
         self._num_probes_ok = 0
         self.is_closed = True
         self.is_probed = False  # a probe is on its way
@@ -43,12 +45,14 @@ class Breaker:
         return self.is_closed and self._faded(now) < 0.1
 
     def fail(self, now: Ns) -> None:
+        if self.is_closed and self._faded(now) < MUCH_FADED:
+            self._num_opened = 0
         self._failures = self._faded(now) + 1.0
         self._faded_ns = now
         if not self.is_closed or self._failures > self._config.breaker_failures - 0.5:
             self._open(now)
 
-    def succeed(self) -> None:
+    def succeed(self, now: Ns) -> None:
         """A request ended well; only an open breaker cares."""
         if self.is_closed:
             return
@@ -56,8 +60,7 @@ class Breaker:
         self._num_probes_ok += 1
         if self._num_probes_ok >= self._config.breaker_probes:
             self.is_closed = True
-            self._failures = 0.0
-            self._num_opened = 0
+            self._failures, self._faded_ns = self._config.breaker_failures - 1.0, now
 
     def _open(self, now: Ns) -> None:
         if not self.is_closed and now < self.until_ns:

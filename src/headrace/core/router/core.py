@@ -224,7 +224,7 @@ class RouterCore:
     def _done(self, now: Ns, request_id: int) -> None:
         booking = self._bookings.get(request_id)
         if booking is not None and booking.is_probe and booking.is_started:
-            booking.worker.breaker.succeed()
+            booking.worker.breaker.succeed(now)
         self._forget(now, request_id)
 
     def _failed(self, now: Ns, request_id: int) -> None:

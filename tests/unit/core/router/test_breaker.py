@@ -37,10 +37,10 @@ def test_one_probe_at_a_time_and_enough_of_them_close_it() -> None:
     assert breaker.allows(Ns(5 * S))
     breaker.is_probed = True
     assert not breaker.allows(Ns(6 * S))
-    breaker.succeed()
+    breaker.succeed(Ns(7 * S))
     assert not breaker.is_closed
     assert breaker.allows(Ns(7 * S))
-    breaker.succeed()
+    breaker.succeed(Ns(7 * S))
     assert breaker.is_closed
 
 
@@ -66,3 +66,27 @@ def test_it_can_be_forgotten_when_all_is_long_ago() -> None:
     assert not breaker.is_forgettable(Ns(1 * S))
     assert breaker.is_forgettable(Ns(300 * S))
     assert not opened().is_forgettable(Ns(1000 * S))
+
+
+def test_a_failure_soon_after_it_was_closed_opens_it_for_twice_as_long() -> None:
+    """As of a worker that crashes every two seconds, and answers probes in between."""
+    breaker = opened()
+    for num_closed in range(1, 4):
+        now = breaker.until_ns
+        for _ in range(CONFIG.breaker_probes):
+            breaker.succeed(now)
+        assert breaker.is_closed
+        now = Ns(now + 2 * S)
+        breaker.fail(Ns(now))
+        assert breaker.until_ns - now == 5 * S << num_closed
+
+
+def test_one_that_was_well_for_long_may_fail_as_often_as_another() -> None:
+    breaker = opened()
+    for _ in range(CONFIG.breaker_probes):
+        breaker.succeed(Ns(5 * S))
+    breaker.fail(Ns(90 * S))
+    breaker.fail(Ns(90 * S))
+    assert breaker.is_closed
+    breaker.fail(Ns(90 * S))
+    assert breaker.until_ns == 95 * S
