@@ -10,6 +10,7 @@ from headrace.core.base.events import StepDone
 from headrace.core.base.plan import SeqResult, SeqStep, StepPlan, StepResult
 from headrace.core.base.types import Ns, SeqId, StepId
 from headrace.core.cost.calibration import Residuals
+from headrace.core.cost.datasheet import DataSheetCostModel
 from headrace.core.cost.model import CostModel, StepShape
 
 Written = Callable[[SeqId, int, int], tuple[int, ...]]
@@ -66,6 +67,16 @@ class ListedSteps:
 
     def elapsed_ns(self, shape: StepShape) -> Ns:
         return self._cost.step_ns(shape)
+
+    def decode_ns(self, first: StepShape, num_steps: int) -> list[Ns]:
+        """Of so many steps from this one on, in which the same sequences decode."""
+        if isinstance(self._cost, DataSheetCostModel):
+            return self._cost.decode_ns(first, num_steps)
+        n, num_kv = first.num_seqs, first.num_kv_tokens
+        return [
+            self._cost.step_ns(StepShape(n, n, n, kv, kv))
+            for kv in range(num_kv, num_kv + num_steps * n, n)
+        ]
 
     def _result(self, seq: SeqStep) -> SeqResult:
         if seq.sample is None:

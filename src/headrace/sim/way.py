@@ -5,6 +5,7 @@ Decides when a step of it has to be looked at; refuses to know what is done then
 
 from bisect import bisect_right
 from collections.abc import Collection
+from itertools import accumulate, islice
 from typing import Final
 
 import msgspec
@@ -20,6 +21,7 @@ from headrace.sim.steps import ListedSteps
 from headrace.sim.untold import Untold
 
 MAX_STEPS: Final = 4096  # of one glide
+FAR_STEPS: Final = 128  # whose times are looked for at once: somebody may come long before
 
 
 class Way:
@@ -51,35 +53,31 @@ class Way:
             self.join(one)
 
     def next_border(self, step: int) -> int:
-        """The first step after this one that is to be looked at.
+        """The first step after this one, which was looked at, that is to be looked at.
 
         Until a sequence has a block of which others have heard, they could not ask for what comes
         after it.
         """
         glide, ends_ns, elapsed_ns = self.glide, self.ends_ns, self.elapsed_ns
-        is_prompt = self._is_prompt or not all(one.seq.chain.names for one in glide.decoding)
-        num_left = glide.num_available
-        places, size, ends, progress = glide.places, glide.block_size, glide.ends, self._progress
-        is_ahead, last_step = glide.is_ahead, min(MAX_STEPS, glide.last_step)
+        size, is_ahead = glide.block_size, glide.is_ahead
+        border = max(step + 1, min(step + FAR_STEPS, MAX_STEPS, glide.last_step, *glide.ends))
+        for place in self._progress:
+            border = min(border, _next_at(place, step, PROGRESS_TOKENS))
+        if self._is_prompt or not all(one.seq.chain.names for one in glide.decoding):
+            for place in glide.places:
+                border = min(border, _next_at(place, step, size))
+                border = min(border, _next_at(place - is_ahead, step, size))
+        border = glide.last_with_room(step, border)
+        if border > len(ends_ns):
+            known = len(ends_ns)
+            times_ns = self._steps.decode_ns(glide.shape(known + 1), border - known)
+            elapsed_ns += times_ns
+            ends_ns += islice(accumulate(times_ns, initial=ends_ns[-1]), 1, None)
         low_ns, high_ns = glide.alike_ns
-        while True:
-            step += 1
-            if step > len(ends_ns):
-                took_ns = self._steps.elapsed_ns(glide.shape(step))
-                ends_ns.append(Ns(ends_ns[-1] + took_ns))
-                elapsed_ns.append(took_ns)
-            needing = places.get((step + is_ahead) % size)
-            if needing is not None:
-                num_left -= len(needing)
-            if (
-                num_left < 0
-                or (is_prompt and (needing is not None or step % size in places))
-                or step % PROGRESS_TOKENS in progress
-                or step in ends
-                or step >= last_step
-                or not low_ns <= elapsed_ns[step - 1] < high_ns
-            ):
-                return step
+        for number in range(step, border - 1):
+            if not low_ns <= elapsed_ns[number] < high_ns:
+                return number + 1
+        return border
 
     def next_step(self, step: int) -> int:
         """The one after this, where prompts may be in it."""
@@ -154,3 +152,8 @@ class Way:
             num_computed_tokens=stats.num_computed_tokens + num_more * len(self.glide.decoding),
             num_kv_tokens=self.glide.num_planned_tokens(self.num_done(now)),
         )
+
+
+def _next_at(place: int, step: int, size: int) -> int:
+    """The first step after this one that is at the place, modulo that many."""
+    return step + 1 + (place - step - 1) % size

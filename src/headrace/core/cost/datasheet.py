@@ -145,6 +145,24 @@ class DataSheetCostModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         roof_ns = flop_ns if flop_ns > memory_ns else memory_ns
         return Ns(round(roof_ns + batch.link_ns + batch.overhead_ns) or 1)
 
+    def decode_ns(self, first: StepShape, num_steps: int) -> list[Ns]:
+        """`step_ns` of so many steps from this one on, in which the same sequences decode."""
+        step, size = first.num_seqs, num_steps * first.num_seqs
+        kv = range(first.num_kv_tokens, first.num_kv_tokens + size, step)
+        if self.model.window_share:
+            return [self.step_ns(StepShape(step, step, step, num, num)) for num in kv]
+        batch, times = self._batch(first), list[Ns]()
+        batch_flop, pair_flop, weight_bytes = batch.flop, batch.pair_flop, batch.weight_bytes
+        link_ns, overhead_ns = batch.link_ns, batch.overhead_ns
+        tp, flop_per_s, bytes_per_s, kv_elems, elem_bytes, ranks = self._constants
+        for num in kv:
+            flop_ns = (batch_flop + num * pair_flop) / tp / flop_per_s * NS_PER_S
+            kv_bytes = kv_elems * num * elem_bytes / ranks
+            memory_ns = (weight_bytes + kv_bytes) / bytes_per_s * NS_PER_S
+            roof_ns = flop_ns if flop_ns > memory_ns else memory_ns
+            times.append(Ns(round(roof_ns + link_ns + overhead_ns) or 1))
+        return times
+
     def copy_ns(self, num_bytes: int, link: str) -> Ns:
         """Raises InvariantError for a link that nobody described."""
         found = self.links.get(link)

@@ -90,10 +90,19 @@ class Glide:
         """Whether every step is to be looked at."""
         return bool(self._core._scheduler.num_waiting or self._computing)
 
-    @property
-    def num_available(self) -> int:
-        """Blocks that those who decode could take."""
-        return self._core._kv.num_available
+    def last_with_room(self, step: int, last: int) -> int:
+        """Of the steps after this one, which is done, up to the last: the first with which blocks
+        may run out, or else the last.
+        """
+        places, size, ahead = self.places, self.block_size, self.is_ahead
+        num_left = self._core._kv.num_available
+        if len(self.decoding) * (-(-(last - step) // size)) <= num_left:
+            return last
+        for number in range(step + 1, last):
+            num_left -= len(places.get((number + ahead) % size, ()))
+            if num_left < 0:
+                return number
+        return last
 
     def prompts_of(self, step: int) -> Prompts | None:
         return self._prompts.get(step)

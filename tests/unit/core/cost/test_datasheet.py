@@ -50,6 +50,17 @@ def test_it_is_a_cost_model() -> None:
         cost.copy_ns(1, "pigeon")
 
 
+@given(st.integers(1, 300), st.integers(1, 100_000), st.integers(0, 5))
+def test_a_run_of_decode_steps_takes_what_each_of_them_takes(
+    num_seqs: int, context: int, num_steps: int
+) -> None:
+    windowed = msgspec.structs.replace(DENSE, window_share=0.5, window_tokens=512)
+    for model in (DENSE, MOE, windowed):
+        cost = msgspec.structs.replace(COST, model=model)
+        each = [cost.step_ns(decode(num_seqs, context + more)) for more in range(num_steps)]
+        assert cost.decode_ns(decode(num_seqs, context), num_steps) == each
+
+
 @given(st.integers(1, 4096), st.integers(1, 100_000), st.integers(1, 64))
 def test_more_work_never_costs_less(num_seqs: int, context: int, more: int) -> None:
     for model in (DENSE, MOE):
