@@ -254,11 +254,17 @@ class SimEngine:
             self._untold,
             is_prompt=self._is_prompt,
         )
-        self._stretch = Stretch(self._telemetry, Ns(self._end_ns - self._elapsed_ns))
+        began_ns = Ns(self._end_ns - self._elapsed_ns)
+        self._stretch = Stretch(self._telemetry, began_ns)
         for one in glide.decoding:
             self._stretch.join(one.seq_id)
         self._load = None
-        self._look_at(self._way, self._way.next_border(0))
+        prompts = glide.prompts_of(1)
+        if prompts is not None:
+            whole = glide.whole_shape(1)
+            self._stretch.begin_mixed(StepId(glide.first_id), began_ns, prompts.shares, whole)
+        is_busy = glide.is_busy or prompts is not None
+        self._look_at(self._way, 1 if is_busy else self._way.next_border(0))
 
     def _take(self, way: Way, event: Arrive) -> None:
         """Sequences come, which the step that is planned after the one that runs may have."""

@@ -23,7 +23,14 @@ from headrace.core.base.types import Ns, StepId
 from headrace.core.cost.model import StepShape
 from headrace.core.engine.core import OVERLAP_BELOW_NS, EngineCore, _Member, _Running
 from headrace.core.engine.passed import Changes, Passed, Prompts, Tokens
-from headrace.core.engine.plain import Decoding, by_key, is_decode, is_plain, will_be_plain
+from headrace.core.engine.plain import (
+    Decoding,
+    by_key,
+    find_parts,
+    is_plain,
+    is_usual,
+    takes_prompts,
+)
 from headrace.core.scheduler.room import Company
 from headrace.core.scheduler.sequence import Sequence as Seq
 from headrace.core.scheduler.sequence import State
@@ -58,25 +65,19 @@ class Glide:
 
     @classmethod
     def begin(cls, core: EngineCore, tokens: Tokens) -> "Glide | None":
-        """None where not all that run decode, or too few steps are to come. Changes nothing."""
-        scheduler, steps = core._scheduler, core._steps
-        if not steps or scheduler.num_waiting or core._loading or core._is_recovering:
+        """None where not all that run can be taken along, or too few steps are to come. Changes
+        nothing.
+        """
+        parts = find_parts(core) if is_usual(core) else None
+        if parts is None or not parts.decoding:
             return None
-        if core._copies or scheduler._twins._coming or not scheduler.learns_from_decoding:
+        if max(seq.max_len - len(seq.tokens) for seq in parts.decoding) - 2 < MIN_STEPS:
             return None
-        overlap = core.config.scheduler.overlap
-        if overlap != "auto" and (overlap == "on") != (len(steps) > 1):
-            return None
-        if not is_decode(steps[0], scheduler.num_running):
-            return None
-        seqs = [member.seq for member in steps[0].living]
-        ends = [seq.max_len - len(seq.tokens) for seq in seqs]
-        if max(ends) - 2 < MIN_STEPS or not all(is_plain(core, seq) for seq in seqs):
-            return None
-        # A step that is planned ahead leaves out whoever will have all its tokens by then.
-        if len(steps) > 1 and not is_decode(steps[1], sum(end > 1 for end in ends)):
-            return None
-        return cls(core, seqs, tokens)
+        glide = cls(core, parts.decoding, tokens)
+        glide._computing = parts.computing
+        if parts.shares:
+            glide._prompts[1] = Prompts(parts.shares, core._steps[0].plan.copies)
+        return glide
 
     # ---- queries
 
@@ -139,10 +140,7 @@ class Glide:
 
     def takes_all(self, specs: Sequence[SeqSpec]) -> bool:
         """Whether these may come without the glide's end."""
-        config, handoff = self._core.config.scheduler, self._core._handoff
-        if handoff._loads or config.early_reject or config.overlap == "on":
-            return False
-        return all(will_be_plain(spec) for spec in specs)
+        return takes_prompts(self._core, specs)
 
     @property
     def last_step(self) -> int:

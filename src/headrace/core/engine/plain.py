@@ -4,8 +4,11 @@ take along.
 Decides which sequences are such; refuses to know what is done with them.
 """
 
+from collections.abc import Sequence
 from operator import attrgetter
+from typing import NamedTuple
 
+from headrace.core.base.plan import SeqStep
 from headrace.core.base.request import SeqSpec
 from headrace.core.engine.core import EngineCore, _Running
 from headrace.core.scheduler.policies import is_protected
@@ -31,6 +34,14 @@ class Decoding:
 by_key = attrgetter("key")
 
 
+class Parts(NamedTuple):
+    """Who runs when a glide begins."""
+
+    decoding: list[Seq]
+    computing: list[Seq]  # their prompts
+    shares: tuple[SeqStep, ...]  # what the step that runs has of these
+
+
 def is_decode(step: _Running, num_seqs: int) -> bool:
     """Whether a step computes one token of each of so many sequences, and of nobody else."""
     plan = step.plan
@@ -39,6 +50,56 @@ def is_decode(step: _Running, num_seqs: int) -> bool:
         and not plan.copies
         and all(member.seq.epoch == member.epoch for member in step.living)
     )
+
+
+def is_usual(core: EngineCore) -> bool:
+    """Whether the engine runs as it runs most of the time, and nobody is about to come or go."""
+    steps, overlap = core._steps, core.config.scheduler.overlap
+    if not steps or core._loading or core._is_recovering or core._copies:
+        return False
+    if overlap != "auto" and (overlap == "on") != (len(steps) > 1):
+        return False
+    return core._scheduler.learns_from_decoding
+
+
+def find_parts(core: EngineCore) -> Parts | None:
+    """None where not everybody who runs, or waits, can be taken along."""
+    scheduler, steps = core._scheduler, core._steps
+    decoding, shares = list[Seq](), list[SeqStep]()
+    for share, (seq, epoch) in zip(steps[0].plan.seqs, steps[0].living, strict=True):
+        if seq.epoch != epoch:
+            return None
+        if len(share.tokens) > 1:
+            shares.append(share)
+        elif is_plain(core, seq):
+            decoding.append(seq)
+        else:
+            return None
+    if len(decoding) == scheduler.num_running and not scheduler.num_waiting:
+        # A step that is planned ahead leaves out whoever will have all its tokens by then.
+        num_ahead = sum(seq.max_len - len(seq.tokens) > 1 for seq in decoding)
+        is_alike = len(steps) == 1 or is_decode(steps[1], num_ahead)
+        return Parts(decoding, [], ()) if is_alike else None
+    known = {seq.seq_id for seq in decoding}
+    computing = [seq for seq in scheduler.running() if seq.seq_id not in known]
+    specs = [seq.spec for seq in (*computing, *scheduler.waiting())]
+    if len(steps) > 1 or not takes_prompts(core, specs):
+        return None
+    in_step = {share.seq_id for share in shares}
+    for seq in computing:
+        if seq.ending or is_protected(core.config.scheduler, seq):
+            return None
+        if seq.seq_id not in in_step and seq.num_remaining <= 1:
+            return None
+    return Parts(decoding, computing, tuple(shares))
+
+
+def takes_prompts(core: EngineCore, specs: Sequence[SeqSpec]) -> bool:
+    """Whether prompts of these may be computed beside those who glide."""
+    config = core.config.scheduler
+    if core._handoff._loads or config.early_reject or config.overlap == "on":
+        return False
+    return all(will_be_plain(spec) for spec in specs)
 
 
 def is_plain(core: EngineCore, seq: Seq) -> bool:
