@@ -93,6 +93,20 @@ def test_an_old_client_that_ends_its_side_has_its_answer(
     assert json.loads(body)["choices"][0]["finish_reason"] == "length"
 
 
+@pytest.mark.slow
+def test_an_old_client_that_leaves_is_computed_for_a_minute_at_most(
+    port: int, server: RunningServer
+) -> None:
+    """So long its system answers for it (`tcp_fin_timeout`)."""
+    server.booted.executor.step_s = 0.06  # two minutes for all of it
+    try:
+        with closing(sent(port, HELLO | LONG, version="1.0")):
+            eventually(lambda: server.booted.engine.stats().num_running == 1)
+        eventually(lambda: is_idle(server), timeout_s=80.0)
+    finally:
+        server.booted.executor.step_s = 0.0
+
+
 # ---- a client that ends its sending side
 
 

@@ -6,6 +6,7 @@ Decides which figures are shown; refuses to judge them.
 import msgspec
 from rich.console import Console
 
+from headrace.bench.front import FrontReport
 from headrace.bench.gateway import GatewayReport
 from headrace.bench.install import Install
 from headrace.bench.kernels import KernelReport
@@ -18,6 +19,7 @@ from headrace.bench.scheduler import StepOverhead
 from headrace.bench.sides import Comparison, Side
 from headrace.bench.tables import (
     comparison_table,
+    front_table,
     gateway_table,
     kernel_table,
     limit_table,
@@ -46,6 +48,7 @@ class Results(msgspec.Struct, omit_defaults=True, kw_only=True):
     router: RouterReport | None = None
     policies: list[PolicyReport] = msgspec.field(default_factory=list)
     gateway: GatewayReport | None = None
+    front: FrontReport | None = None
     transfer: TransferReport | None = None
     precision: list[Precision] = msgspec.field(default_factory=list)
     install: Install | None = None
@@ -83,6 +86,8 @@ def show(results: Results, console: Console) -> None:
         console.print(policy_table(results.policies))
     if results.gateway:
         console.print(gateway_table(results.gateway))
+    if results.front:
+        console.print(front_table(results.front))
     if results.transfer:
         console.print(transfer_table(results.transfer))
     if results.precision:

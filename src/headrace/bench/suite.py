@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from headrace.bench.client import REQUEST_TIMEOUT_S
+from headrace.bench.front import measure_front
 from headrace.bench.gateway import measure_gateway
 from headrace.bench.install import install
 from headrace.bench.kernels import measure_kernels
@@ -136,8 +137,12 @@ def run_router_part(num_workers: int, num_replicas: int, num_decisions: int) -> 
     )
 
 
-def run_gateway_part(num_streams: int) -> Results:
-    return Results(machine=machine(), gateway=measure_gateway(num_streams))
+def run_gateway_part(num_streams: int, num_rounds: int) -> Results:
+    return Results(machine=machine(), gateway=measure_gateway(num_streams, num_rounds))
+
+
+def run_front_part(num_workers: int, num_streams: int, num_rounds: int) -> Results:
+    return Results(machine=machine(), front=measure_front(num_workers, num_streams, num_rounds))
 
 
 def run_transfer_part() -> Results:

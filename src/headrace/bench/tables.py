@@ -3,16 +3,17 @@
 Decides which figures are shown and how they are rounded; refuses to judge them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from headrace.bench.baseline import Change
+from headrace.bench.front import FrontReport
 from headrace.bench.gateway import GatewayReport
 from headrace.bench.kernels import Timed
 from headrace.bench.limits import Limits
-from headrace.bench.loads import LoadReport
+from headrace.bench.loads import LoadReport, Spread
 from headrace.bench.precision import Precision
 from headrace.bench.router import RouterReport
 from headrace.bench.routing import PolicyReport
@@ -98,10 +99,34 @@ def gateway_table(report: GatewayReport) -> Table:
             "added by a relay": relay.beyond(direct),
             "added": through.beyond(direct),
         }
-        for row, spread in rows.items():
-            cells = (f"{value:.2f}" for value in (spread.p50, spread.mean, spread.p99))
-            table.add_row(f"{name}, {row}", *cells)
+        _add_spreads(table, name, rows)
     return table
+
+
+def front_table(report: FrontReport) -> Table:
+    title = (
+        f"a front end of {report.num_workers} workers: {report.num_streams} streams, "
+        f"{report.events_per_s:,.0f} events/s, {report.cpu_us_per_event:.0f} µs of its processor "
+        f"an event ({report.alone_cpu_us_per_event:.0f} in one process)"
+    )
+    table = right_aligned(title, "ms", "p50", "mean", "p99")
+    for name, alone, through in (
+        ("request", report.alone.request_ms, report.through.request_ms),
+        ("event", report.alone.event_ms, report.through.event_ms),
+    ):
+        rows = {
+            "in one process": alone,
+            "through it": through,
+            "added": through.beyond(alone),
+        }
+        _add_spreads(table, name, rows)
+    return table
+
+
+def _add_spreads(table: Table, name: str, rows: Mapping[str, Spread]) -> None:
+    for row, spread in rows.items():
+        cells = (f"{value:.2f}" for value in (spread.p50, spread.mean, spread.p99))
+        table.add_row(f"{name}, {row}", *cells)
 
 
 def transfer_table(report: TransferReport) -> Table:

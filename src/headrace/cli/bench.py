@@ -11,6 +11,7 @@ from headrace.bench.server import arguments_of
 from headrace.bench.suite import (
     LoadsAsked,
     run_all_parts,
+    run_front_part,
     run_gateway_part,
     run_install_part,
     run_kernels_part,
@@ -50,10 +51,16 @@ def bench_router(workers: int, replicas: int, decisions: int, output: OutputFlag
     return _give(lambda: run_router_part(workers, replicas, decisions), output)
 
 
-def bench_gateway(streams: int, output: OutputFlags) -> int:
-    if streams < 1:
-        raise ConfigError("--streams must be positive")
-    return _give(lambda: run_gateway_part(streams), output)
+def bench_gateway(streams: int, rounds: int, output: OutputFlags) -> int:
+    if min(streams, rounds) < 1:
+        raise ConfigError("--streams and --rounds must be positive")
+    return _give(lambda: run_gateway_part(streams, rounds), output)
+
+
+def bench_front(workers: int, streams: int, rounds: int, output: OutputFlags) -> int:
+    if min(workers, streams, rounds) < 1:
+        raise ConfigError("--workers, --streams and --rounds must be positive")
+    return _give(lambda: run_front_part(workers, streams, rounds), output)
 
 
 def bench_transfer(output: OutputFlags) -> int:

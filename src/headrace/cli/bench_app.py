@@ -10,7 +10,7 @@ from headrace.cli.flags import Json, Model
 
 bench = App(
     name="bench",
-    help="Measure: servers, kernels, loads, a step, routing, a gateway, an installation.",
+    help="Measure: servers, kernels, loads, steps, routing, gateways, front ends, installations.",
 )
 
 Urls = Annotated[
@@ -119,6 +119,7 @@ def router(
 def gateway(
     *,
     streams: Annotated[int, Parameter(help="streams at the same time")] = 200,
+    rounds: Annotated[int, Parameter(help="turns that each way has")] = 2,
     output: OutputFlags | None = None,
 ) -> int:
     """Measure what `serve --engine` adds to the time that requests and events take.
@@ -128,7 +129,25 @@ def gateway(
     """
     from headrace.cli.bench import bench_gateway
 
-    return bench_gateway(streams, output or OutputFlags())
+    return bench_gateway(streams, rounds, output or OutputFlags())
+
+
+@bench.command
+def front(
+    *,
+    workers: Annotated[int, Parameter(help="workers of the front end")] = 4,
+    streams: Annotated[int, Parameter(help="streams at the same time")] = 200,
+    rounds: Annotated[int, Parameter(help="turns that each way has")] = 2,
+    output: OutputFlags | None = None,
+) -> int:
+    """Measure what `serve --workers` adds to the time that requests and events take.
+
+    It goes through a front end of its own, and to a server of one process, in turns. Both are over
+    engines that compute nothing, with the default model's text.
+    """
+    from headrace.cli.bench import bench_front
+
+    return bench_front(workers, streams, rounds, output or OutputFlags())
 
 
 @bench.command

@@ -13,6 +13,7 @@ from headrace.cluster.autoscale import make_scaler
 from headrace.cluster.fleet import Fleet, Slot
 from headrace.cluster.front import ClusterEngine
 from headrace.cluster.placement.port import Placer
+from headrace.cluster.process import WORKER
 from headrace.cluster.site import Site, open_site
 from headrace.cluster.wire import Configure, Ready
 from headrace.core.base.errors import ConfigError
@@ -93,17 +94,22 @@ class BootedCluster:
 
 
 def boot_cluster(
-    config: Config, *, on_progress: Progress | None = None, placer: Placer | None = None
+    config: Config,
+    *,
+    on_progress: Progress | None = None,
+    placer: Placer | None = None,
+    worker_module: str = WORKER,
 ) -> BootedCluster:
     """Start the workers of `config.cluster` and wait until all are ready. `placer` stands for the
-    cluster that they are to run on. Raises ConfigError.
+    cluster that they are to run on, `worker_module` for the program of those that run here. Raises
+    ConfigError.
     """
     if (config.autoscaler.enabled or config.cluster.on) and not config.cluster.num_workers:
         config = replace(config, cluster=replace(config.cluster, workers=1))
     _check(config.cluster, is_scaled=config.autoscaler.enabled)
     report = on_progress or (lambda stage, done, total: None)
     with ExitStack() as stack:
-        site = open_site(config, placer)
+        site = open_site(config, placer, worker_module=worker_module)
         stack.callback(site.close)
         path = resolve_model(config.model.path, partial(report, "fetch"))
         progress = [("load", 0, 0)]  # the last of it; the engine's thread tells, this one reports

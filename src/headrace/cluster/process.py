@@ -4,10 +4,12 @@ import socket
 import subprocess
 import sys
 from contextlib import suppress
-from typing import Protocol
+from typing import Final, Protocol
 
 from headrace.cluster.line import Line
 from headrace.cluster.wire import FromWorker, ToWorker
+
+WORKER: Final = "headrace.cluster.worker"
 
 
 class WorkerProcess(Protocol):
@@ -49,11 +51,12 @@ class WorkerProcess(Protocol):
 class LocalProcess(Line):
     """A WorkerProcess on this machine, over a pair of sockets that nobody else can reach."""
 
-    def __init__(self) -> None:
+    def __init__(self, module: str = WORKER) -> None:
+        """`module` runs as `python -m MODULE FD`, and does there what WORKER does."""
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "headrace.cluster.worker", str(theirs.fileno())],
+                [sys.executable, "-m", module, str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
             )

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
+from typing import Protocol
 
 from headrace.cluster.session import Session
 from headrace.cluster.wire import (
@@ -48,7 +49,7 @@ from headrace.core.base.types import Ns
 from headrace.core.config.resolve import MachineFacts
 from headrace.core.config.schema import Config
 from headrace.core.telemetry import Counters, Telemetry
-from headrace.live.boot import AsWorker, Booted, boot
+from headrace.live.boot import AsWorker, Booted, Progress, boot
 from headrace.live.machine import machine_facts
 
 _log = logging.getLogger(__name__)
@@ -216,11 +217,25 @@ class Member:
         self.session.beat()
 
 
+class Boot(Protocol):
+    """As `live.boot.boot`."""
+
+    def __call__(
+        self,
+        config: Config,
+        *,
+        machine: MachineFacts,
+        on_progress: Progress,
+        worker: AsWorker,
+    ) -> Booted: ...
+
+
 class SharedEngine:
     """All methods may be called from any thread."""
 
-    def __init__(self, as_worker: AsWorker) -> None:
+    def __init__(self, as_worker: AsWorker, boot: Boot = boot) -> None:
         self._as_worker = as_worker
+        self._boot = boot
         self._lock = threading.Lock()  # over all that follows, also while an engine boots
         self._worker: Worker | None = None
         self._members: set[Member] = set()
@@ -232,9 +247,8 @@ class SharedEngine:
         with self._lock:
             worker = self._fitting(asked)
             if worker is None:
-                worker = self._worker = _booted(
-                    asked, line, replace(self._as_worker, kv_host=kv_host)
-                )
+                as_worker = replace(self._as_worker, kv_host=kv_host)
+                worker = self._worker = _booted(asked, line, as_worker, self._boot)
             member = Member(worker, worker.open(asked, line))
             self._members.add(member)
             return member
@@ -275,7 +289,7 @@ class SharedEngine:
             worker.close()
 
 
-def _booted(asked: Configure, line: WorkerLine, as_worker: AsWorker) -> Worker:
+def _booted(asked: Configure, line: WorkerLine, as_worker: AsWorker, boot: Boot) -> Worker:
     def report(stage: str, done: int, total: int) -> None:
         with suppress(OSError):  # others may want what loads, if it does not any more
             line.send(Loading(stage, done, total))

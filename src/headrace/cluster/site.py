@@ -16,7 +16,7 @@ from headrace.cluster.fleet import START_TIMEOUT_S, Slot
 from headrace.cluster.placement.port import Placer
 from headrace.cluster.placement.process import Launcher
 from headrace.cluster.placement.ray import RayPlacer, check_ray_is_installed, cluster_address
-from headrace.cluster.process import LocalProcess, WorkerProcess
+from headrace.cluster.process import WORKER, LocalProcess, WorkerProcess
 from headrace.cluster.remote import address_of
 from headrace.core.base.errors import ConfigError
 from headrace.core.config.schema import Config
@@ -34,8 +34,10 @@ class Site:
     close: Callable[[], None] = lambda: None
 
 
-def open_site(config: Config, placer: Placer | None = None) -> Site:
-    """As `config` says; `placer` takes the place of the one that it names. ConfigError."""
+def open_site(config: Config, placer: Placer | None = None, *, worker_module: str = WORKER) -> Site:
+    """As `config` says; `placer` takes the place of the one that it names, and `worker_module` that
+    of the program that workers of this machine run. ConfigError.
+    """
     cluster = config.cluster
     if cluster.on:
         return _elsewhere(config, placer)
@@ -43,7 +45,7 @@ def open_site(config: Config, placer: Placer | None = None) -> Site:
     if cluster.listen:
         secret = read_secret(cluster.secret_file)
         door = Door(bind(*address_of(cluster.listen)), secret)
-    return Site(launch=lambda slot: LocalProcess(), door=door)
+    return Site(launch=lambda slot: LocalProcess(worker_module), door=door)
 
 
 def _elsewhere(config: Config, placer: Placer | None) -> Site:

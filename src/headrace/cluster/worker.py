@@ -17,11 +17,11 @@ import threading
 from collections.abc import Callable
 from contextlib import closing, suppress
 
-from headrace.cluster.shared import Member, Occupied, SharedEngine
+from headrace.cluster.shared import Boot, Member, Occupied, SharedEngine
 from headrace.cluster.wire import PROTOCOL, Beat, Configure, OtherProtocol, ToWorker, Unfit
 from headrace.cluster.worker_line import WorkerLine
 from headrace.core.base.errors import ConfigError, TransferError
-from headrace.live.boot import AsWorker
+from headrace.live.boot import AsWorker, boot
 
 _log = logging.getLogger(__name__)
 
@@ -132,7 +132,8 @@ def end_with_parent() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def main() -> None:
+def main(boot: Boot = boot) -> None:
+    """`boot` makes the engine that is served."""
     end_with_parent()
     # A terminal's Ctrl-C, or its end, reaches the whole group; the front end decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -140,7 +141,7 @@ def main() -> None:
     # What a parent ignores is ignored from birth: nobody could ask this process to end.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     stream = socket.socket(fileno=int(sys.argv[1]))
-    with closing(SharedEngine(AsWorker())) as engine:
+    with closing(SharedEngine(AsWorker(), boot)) as engine:
         try:
             # Nobody waits for what loads when the front end is gone.
             Service(engine, WorkerLine(stream, secret=b""), on_lost=lambda: os._exit(0)).run()

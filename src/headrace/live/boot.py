@@ -47,6 +47,7 @@ have to come first, (WAIT, workers that have come, workers in all).
 WAIT = "wait"
 
 BLOCK_SIZE = 16  # tokens of a KV block
+_HAS_SHARED = hasattr(os, "memfd_create")
 _ROW_BYTES = (
     64 << 10
 )  # activations of one token, logits apart: an allowance for models of any family
@@ -180,7 +181,8 @@ def _booted(
     resolution, kv = plan_memory(config, machine, loaded, backend)
     config = resolution.config
     mover = None
-    if worker and config.device.backend == "native" and hasattr(os, "memfd_create"):
+    # Another executor keeps its KV elsewhere, if it has any.
+    if executor is None and worker and config.device.backend == "native" and _HAS_SHARED:
         pool = SharedPool(kv.num_blocks, kv.block_bytes)
         agent = _make_nixl(pool, config.kv.nixl, worker.kv_host)
         mover = PoolMover(pool, host=worker.kv_host, secret=worker.secret, nixl=agent)

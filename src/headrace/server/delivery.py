@@ -1,8 +1,9 @@
 """The bytes of one answer on their way to one client.
 
 A task reads the source as fast as it makes bytes; the response takes them as fast as the client
-reads. What lies between is joined and bounded, so a slow reader costs no more than its bound and
-never holds back another request.
+reads, or they are pushed to its connection in the turn of the loop that makes them. What lies
+between is joined and bounded, so a slow reader costs no more than its bound and never holds back
+another request.
 """
 
 import asyncio
@@ -14,6 +15,7 @@ from headrace.core.base.errors import HeadraceError
 from headrace.core.base.types import Ns
 from headrace.core.config.units import format_bytes, size_text
 from headrace.core.telemetry import ClientWait
+from headrace.server.exchange import Pipe
 
 KEEPS_UP_NS = 1_000_000  # a send may take this long without anybody having waited
 
@@ -51,6 +53,8 @@ class Delivery:
         self._verdict: Exception | None = None  # why the server itself ended it
         self._is_committed = False
         self._is_done = False
+        self._pipe: Pipe | None = None  # takes bytes at once, as long as it has room
+        self._has_room = True
         self._changed = asyncio.Event()
         self._taken = asyncio.Event()
         # For so long the client has had bytes to take, without a pause; None = it has caught up.
@@ -108,6 +112,43 @@ class Delivery:
                 self._behind_ns = None
                 await self._wait()
 
+    async def push(self, pipe: Pipe, *, comment: bytes, every_s: float) -> None:
+        """Send all bytes by `pipe` as they come, and return when it has them; now and then a
+        comment, which is no part of the answer.
+        """
+        self._pipe = pipe
+        pipe.on_room = self._on_room
+        self._push()
+        while self._pending or not self._is_done:
+            try:
+                async with asyncio.timeout(every_s):
+                    await self._wait()
+            except TimeoutError:
+                if self._has_room and not self._is_done:
+                    self._has_room = pipe.write(comment)
+
+    def _on_room(self) -> None:
+        self._has_room = True
+        if self._pending:
+            self._push()
+            self._left_ns = Ns(time.monotonic_ns())
+
+    def _push(self) -> None:
+        """What is there goes out, if there is room; else it is the client's to wait for."""
+        assert self._pipe is not None
+        if not self._has_room:
+            if self._behind_ns is None:
+                self._behind_ns = Ns(time.monotonic_ns())
+            self._left_ns = None
+            return
+        if self._pending:
+            chunk = bytes(self._pending)
+            self._pending.clear()
+            self._taken.set()
+            self._has_room = self._pipe.write(chunk)
+        if self._is_done:
+            self._changed.set()
+
     def client_wait(self) -> ClientWait | None:
         """How long the last bytes waited for the client, who may have left; None = it kept up."""
         if self._behind_ns is None:
@@ -133,7 +174,13 @@ class Delivery:
             async for chunk in source:
                 if chunk:
                     self._pending += chunk
-                    self._changed.set()
+                    if self._pipe is None:
+                        self._changed.set()
+                    else:
+                        self._push()
+                        if not self._pending:
+                            self._behind_ns = None  # it has caught up
+                            continue
                     await self._make_room()
 
     def _on_done(self, task: "asyncio.Task[None]") -> None:
@@ -145,6 +192,8 @@ class Delivery:
         elif self._error is not None and self._is_committed:
             self._pending += self._error_bytes(self._error)
         self._is_done = True
+        if self._pipe is not None and self._pending:
+            self._push()
         self._changed.set()
 
     async def _make_room(self) -> None:

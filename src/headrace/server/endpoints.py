@@ -210,7 +210,11 @@ async def deliver(
         if is_stream:
             await _unless_gone(receive, delivery.first(sse.KEEP_ALIVE_S))
             delivery.commit()
-            await sse.stream_response(delivery)(exchange.scope, receive, send)
+            pipe = sse.pipe_of(exchange)
+            if pipe is not None:
+                await _unless_gone(receive, sse.push_stream(delivery, pipe, send))
+            else:
+                await sse.stream_response(delivery)(exchange.scope, receive, send)
             if not delivery.is_done:
                 exchange.status = CLIENT_GONE
         else:

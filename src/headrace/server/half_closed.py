@@ -4,7 +4,11 @@ Decides which; refuses to know what is answered. Both look alike until something
 gone answers that with a reset, which is seen in the state of the socket, since nothing is read any
 more. Where an answer is under way, its own bytes do it, and while none come, a comment in a stream
 of events. Before the answer it is `100 Continue`, which a client of HTTP/1.1 has to take at any
-time (RFC 9110, 15.2) and one of HTTP/1.0 must not be sent: its answer is computed to the end.
+time (RFC 9110, 15.2).
+
+One of HTTP/1.0 must not be sent that. For it TCP itself asks (keep-alive), with segments that carry
+nothing. The system of a client that is gone may answer for it as long as it waits for our end, a
+minute on Linux (`tcp_fin_timeout`); then it resets the connection, and the request ends here too.
 """
 
 import asyncio
@@ -19,6 +23,8 @@ from headrace.server.exchange import KEY, Exchange
 LOOK_FIRST_S: Final = 0.02
 LOOK_S: Final = 0.25
 PROBE_S: Final = 5.0  # between two probes, for whoever leaves later
+ASK_FIRST_S: Final = 5  # by TCP, after silence
+ASK_S: Final = 5
 CAN_LOOK: Final = hasattr(socket, "TCP_INFO")
 
 _INTERIM: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -37,12 +43,18 @@ class HalfClosed:
         self._loop = asyncio.get_running_loop()
         self._probe_at_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
+        self._let_tcp_ask()
         self._probe()
         self._wait(LOOK_FIRST_S)
 
     def stop(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
+
+    def _let_tcp_ask(self) -> None:
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, ASK_FIRST_S)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, ASK_S)
 
     def _wait(self, delay_s: float) -> None:
         self._timer = self._loop.call_later(delay_s, self._look)

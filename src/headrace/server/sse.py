@@ -8,13 +8,16 @@ without `[DONE]` is not a whole answer.
 import msgspec
 from sse_starlette.event import ServerSentEvent
 from sse_starlette.sse import AppStatus, EventSourceResponse
+from starlette.types import Send
 
 from headrace.server.delivery import Delivery
 from headrace.server.errors import failure_of
+from headrace.server.exchange import Exchange, Pipe
 
 KEEP_ALIVE_S = 15.0
 DONE = b"data: [DONE]\n\n"
 
+_KEEP_ALIVE = ServerSentEvent(comment="keep-alive", sep="\n")
 _encoder = msgspec.json.Encoder()
 
 # The library would cut all streams as soon as the process is told to stop; `run` lets them finish.
@@ -38,5 +41,19 @@ def stream_response(delivery: Delivery) -> EventSourceResponse:
         headers={"cache-control": "no-cache"},
         ping=KEEP_ALIVE_S,
         sep="\n",
-        ping_message_factory=lambda: ServerSentEvent(comment="keep-alive", sep="\n"),
+        ping_message_factory=lambda: _KEEP_ALIVE,
     )
+
+
+def pipe_of(exchange: Exchange) -> Pipe | None:
+    """What takes a stream's bytes without a task in between, where the client knows chunks."""
+    return None if exchange.scope["http_version"] == "1.0" else exchange.pipe
+
+
+async def push_stream(delivery: Delivery, pipe: Pipe, send: Send) -> None:
+    """What `stream_response` sends, by a pipe."""
+    response = stream_response(delivery)
+    head = {"status": response.status_code, "headers": response.raw_headers}
+    await send({"type": "http.response.start", **head})
+    await delivery.push(pipe, comment=_KEEP_ALIVE.encode(), every_s=KEEP_ALIVE_S)
+    await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -5,10 +5,10 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from headrace.bench import gateway
-from headrace.bench.gateway import Delays, GatewayReport, measure_gateway
+from headrace.bench.gateway import GatewayReport, measure_gateway
 from headrace.bench.loads import Spread
 from headrace.bench.pacer import NUM_EVENTS
+from headrace.bench.streams import Delays, Samples
 from headrace.bench.tables import gateway_table
 
 
@@ -31,16 +31,15 @@ def test_what_is_added_is_the_difference() -> None:
 
 @pytest.mark.slow
 def test_the_same_load_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gateway, "NUM_ROUNDS", 1)
     samples: list[int] = []
-    measured = gateway._Samples.delays
+    measured = Samples.delays
 
-    def delays(self: gateway._Samples) -> Delays:
+    def delays(self: Samples) -> Delays:
         samples.append(len(self.event_ms))
         return measured(self)
 
-    monkeypatch.setattr(gateway._Samples, "delays", delays)
-    report = measure_gateway(2)
+    monkeypatch.setattr(Samples, "delays", delays)
+    report = measure_gateway(2, 1)
     assert samples == [2 * 2 * NUM_EVENTS] * 3
     assert report.through.event_ms.p50 > 0
     assert report.cpu_us_per_event > 0

@@ -262,3 +262,124 @@ def test_a_client_that_leaves_is_charged_until_then(clock: Clock) -> None:
         await delivery.aclose()
 
     run(test)
+
+
+# ---- bytes that are pushed to a connection
+
+
+class Connection:
+    """Takes bytes as long as it has room; `drain` makes some."""
+
+    def __init__(self) -> None:
+        self.sent: list[bytes] = []
+        self.is_open = True
+        self.has_room = True
+        self.on_room: Callable[[], None] | None = None
+
+    def write(self, body: bytes) -> bool:
+        self.sent.append(body)
+        return self.has_room
+
+    def drain(self) -> None:
+        self.has_room = True
+        assert self.on_room is not None
+        self.on_room()
+
+
+def pushing(delivery: Delivery, connection: Connection, every_s: float = 60) -> asyncio.Task[None]:
+    return asyncio.create_task(delivery.push(connection, comment=b":", every_s=every_s))
+
+
+async def turns() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+def test_pushed_bytes_go_out_as_they_come() -> None:
+    async def test(source: Source) -> None:
+        delivery, connection = delivery_of(source, limit=3), Connection()
+        source.feed(b"a")
+        await delivery.first(None)
+        delivery.commit()
+        task = pushing(delivery, connection)
+        for text in (b"bbbb", b"cccc"):
+            await turns()
+            source.feed(text)
+        source.feed(RequestError("no"))
+        await task
+        assert connection.sent == [b"a", b"bbbb", b"cccc", b"<no>"]
+        assert cuts == []
+
+    run(test)
+
+
+def test_without_room_they_wait_together_and_are_charged_to_the_client(clock: Clock) -> None:
+    async def test(source: Source) -> None:
+        delivery, connection = delivery_of(source, limit=100), Connection()
+        task = pushing(delivery, connection)
+        connection.has_room = False
+        source.feed(b"a")
+        await turns()  # it has been taken, and is the last that was
+        begin = clock.now_ns = 7 * KEEPS_UP_NS
+        source.feed(b"b", b"c", None)
+        await turns()
+        assert connection.sent == [b"a"]
+        assert not task.done()
+        clock.now_ns += 30 * KEEPS_UP_NS
+        connection.drain()
+        await task
+        assert connection.sent == [b"a", b"bc"]
+        clock.now_ns += 5 * KEEPS_UP_NS
+        assert delivery.client_wait() == ClientWait(Ns(begin), Ns(begin + 30 * KEEPS_UP_NS))
+
+    run(test)
+
+
+def test_a_client_that_has_room_again_has_caught_up(clock: Clock) -> None:
+    async def test(source: Source) -> None:
+        delivery, connection = delivery_of(source, limit=100), Connection()
+        task = pushing(delivery, connection)
+        connection.has_room = False
+        for text in (b"a", b"b"):
+            source.feed(text)
+            await turns()
+        clock.now_ns += 30 * KEEPS_UP_NS
+        connection.drain()
+        source.feed(b"c", None)
+        await task
+        assert connection.sent == [b"a", b"b", b"c"]
+        assert delivery.client_wait() is None
+
+    run(test)
+
+
+def test_whoever_never_has_room_is_cut() -> None:
+    async def test(source: Source) -> None:
+        delivery, connection = delivery_of(source, limit=3), Connection()
+        delivery.stall_s = 0.0
+        delivery.commit()
+        task = pushing(delivery, connection)
+        connection.has_room = False
+        source.feed(b"a")
+        await turns()
+        source.feed(b"bcde")
+        await task
+        assert connection.sent == [b"a"]
+        assert isinstance(delivery.error, SlowReader)
+        assert cuts == ["cut"]
+
+    run(test)
+
+
+def test_a_comment_goes_out_now_and_then_where_there_is_room() -> None:
+    async def test(source: Source) -> None:
+        delivery, connection = delivery_of(source, limit=3), Connection()
+        task = pushing(delivery, connection, every_s=0)
+        while connection.sent != [b":", b":"]:
+            connection.has_room = len(connection.sent) < 1
+            await asyncio.sleep(0)
+        source.feed(None)
+        await task
+        assert connection.sent == [b":", b":"]
+
+    run(test)
