@@ -8,6 +8,7 @@
 #   make test-nixl        KV by NIXL, which it installs (70 MB)
 #   make test-compiled    the tests of the machines, on a wheel, in which they are compiled
 #   make bench-engines    loads against headrace and other engines (ENGINES), in turns; it installs them
+#   make bench-link       KV over a network of known rate: two namespaces (root)
 #   make setup    the development environment    make clean       forget what was built
 
 PYTHON ?= python3
@@ -31,7 +32,7 @@ LLAMA_CPP := build/engines/llama-cpp
 # A wheel of this checkout, with the libraries of the development environment beside it.
 WHEEL := build/compiled
 
-.PHONY: serve setup test test-slow test-engines test-ray test-nixl test-deploy test-compiled bench-engines check format bench bench-baseline bench-compare clean
+.PHONY: serve setup test test-slow test-engines test-ray test-nixl test-deploy test-compiled bench-engines bench-link check format bench bench-baseline bench-compare clean
 .DEFAULT_GOAL := serve
 
 serve: $(if $(wildcard $(DEV)),$(DEV),$(APP))
@@ -71,6 +72,9 @@ test-engines: $(DEV)
 
 bench-engines: $(DEV)
 	PYTHONPATH=tests $(BIN)/python -m support.side_by_side "$(ENGINES)" $(ARGS)
+
+bench-link: $(DEV)
+	PYTHONPATH=tests $(BIN)/python -m support.link_transfer $(ARGS)
 
 check: $(DEV)
 	$(BIN)/ruff format --check src tests

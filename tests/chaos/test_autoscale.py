@@ -196,11 +196,13 @@ def test_a_worker_changes_its_role_under_streams(
 ) -> None:
     apart = ClusterConfig(prefill=1, decode=2, handoff="always", restart_delay_s=0)
     with running(replace(config, cluster=apart, scheduler=SEVERAL)) as cluster:
-        victim = next(
-            one.replica_id
-            for one in scaler.events
-            if isinstance(one, ReplicaUp) and one.role is Role.DECODE
-        )
+
+        def decoding() -> list[WorkerId]:
+            ups = [one for one in list(scaler.events) if isinstance(one, ReplicaUp)]
+            return [one.replica_id for one in ups if one.role is Role.DECODE]
+
+        wait_until(lambda: bool(decoding()))
+        victim = decoding()[0]
 
         def switch() -> None:
             scaler.effects = [SwitchRole(victim, Role.DECODE, Role.PREFILL, REASON)]

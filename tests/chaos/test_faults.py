@@ -30,14 +30,14 @@ pytestmark = pytest.mark.timeout(120)
 SPOILT = """
 from random import Random
 from headrace.adapters.movers import tcp
-rng, send, kept = Random(1), tcp.BlockStream.send, []
-def spoil(self, payload):
+rng, send, kept = Random(1), tcp.BlockStream._pass_on, []
+def spoil(self, header, payload):
     if len(payload) < 1000 or rng.random() > 0.05:
-        send(self, payload)
+        send(self, header, payload)
         for late in kept:
             self.socket.sendall(late)
         return kept.clear()
-    fate, header = rng.randrange(5), self._writer.header(payload)
+    fate, payload = rng.randrange(5), bytes(payload)
     if fate == 0:
         payload = payload[:100] + bytes([payload[100] ^ 1]) + payload[101:]
     elif fate == 1:
@@ -45,9 +45,9 @@ def spoil(self, payload):
     elif fate == 2:
         return None
     elif fate == 4:
-        return kept.append(header + bytes(payload))
+        return kept.append(header + payload)
     self.socket.sendall((header + payload) * (2 if fate == 3 else 1))
-tcp.BlockStream.send = spoil
+tcp.BlockStream._pass_on = spoil
 tcp.PATIENCE_S = 0.5
 """
 FAR_APART = """

@@ -4,29 +4,23 @@ Needs root and `ip`; the addresses exist only inside.
 """
 
 import json
-import os
-import shutil
 import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from chaos.test_workers import requests, tiny_config, undisturbed
+from support.namespaces import FRONT, can_make_machines, ip, run_in, two_machines
 
 pytest.importorskip("headrace.ops.native._native")
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(180),
-    pytest.mark.skipif(
-        shutil.which("ip") is None or os.geteuid() != 0, reason="needs root and ip(8)"
-    ),
+    pytest.mark.skipif(not can_make_machines(), reason="needs root and ip(8)"),
 ]
 
-FRONT, BOX = "10.77.0.1", "10.77.0.2"
 SECRET = "sixteen letters!"
 PORT = 7000
 
@@ -89,34 +83,6 @@ while (word := sys.stdin.readline().strip()) != "end":
     ends.clear()
 booted.close()
 """
-
-
-def ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True)
-
-
-@contextmanager
-def two_machines() -> Iterator[tuple[str, str]]:
-    """Two namespaces and a cable between them; the second one's end is called `box`."""
-    front, box = f"hr-front-{os.getpid()}", f"hr-box-{os.getpid()}"
-    with ExitStack() as stack:
-        for name in (front, box):
-            ip("netns", "add", name)
-            stack.callback(ip, "netns", "delete", name)
-            ip("-n", name, "link", "set", "lo", "up")
-        ip("link", "add", "front", "netns", front, "type", "veth", "peer", "box", "netns", box)
-        for name, link, address in ((front, "front", FRONT), (box, "box", BOX)):
-            ip("-n", name, "address", "add", f"{address}/24", "dev", link)
-            ip("-n", name, "link", "set", link, "up")
-        yield front, box
-
-
-def run_in(namespace: str, *words: str, **options: object) -> "subprocess.Popen[str]":
-    command = ["ip", "netns", "exec", namespace, sys.executable, *words]
-    paths = os.pathsep.join(str(Path(__file__).parents[2] / part) for part in ("src", "tests"))
-    return subprocess.Popen(  # type: ignore[call-overload, no-any-return]
-        command, text=True, env={**os.environ, "PYTHONPATH": paths}, **options
-    )
 
 
 def test_a_partition_of_ten_seconds_costs_no_answer(tmp_path: Path) -> None:

@@ -3,8 +3,6 @@ another. Needs root, `ip`, and the extra [ray]; `make test-ray` brings that.
 """
 
 import json
-import os
-import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -12,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from chaos.test_partition import BOX, FRONT, run_in
 from chaos.test_workers import requests, tiny_config, undisturbed
+from support.namespaces import BOX, FRONT, can_make_machines, run_in
 from support.ray_machines import HEAD, commands_in, ray_machines, workers_in
 
 pytest.importorskip("headrace.ops.native._native")
@@ -21,9 +19,7 @@ pytest.importorskip("ray", reason="needs the extra [ray]")
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(400),
-    pytest.mark.skipif(
-        shutil.which("ip") is None or os.geteuid() != 0, reason="needs root and ip(8)"
-    ),
+    pytest.mark.skipif(not can_make_machines(), reason="needs root and ip(8)"),
 ]
 
 SECRET = "sixteen letters!"

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from chaos.test_partition import BOX, FRONT, two_machines
+from support.namespaces import BOX, FRONT, two_machines
 
 PORT = 6379
 HEAD = f"{FRONT}:{PORT}"

@@ -9,6 +9,7 @@ says.
 
 import hmac
 import struct
+from collections.abc import Iterable
 from hashlib import blake2b
 from typing import Final
 
@@ -42,6 +43,10 @@ class FrameWriter:
                 f"a message of {len(payload)} bytes is longer than {size_text(MAX_FRAME_BYTES)}"
             )
         return _HEADER.pack(len(payload), self._tags.next(payload))
+
+    def take_back(self) -> None:
+        """The last header was shown to nobody, and never will be: the next one has its number."""
+        self._tags.count -= 1
 
     def frame(self, payload: bytes) -> bytes:
         return self.header(payload) + payload
@@ -83,7 +88,16 @@ class FrameReader:
 
     def check(self, tag: bytes, payload: bytes | memoryview) -> None:
         """TransferError unless the next frame's bytes are these."""
-        if not hmac.compare_digest(tag, self._tags.next(payload)):
+        self._compare(tag, self._tags.next(payload))
+
+    def check_parts(self, tag: bytes, parts: Iterable[memoryview]) -> None:
+        """As `check`, of bytes that come one part after another: each counts while a core's cache
+        still has it.
+        """
+        self._compare(tag, self._tags.next_of(parts))
+
+    def _compare(self, tag: bytes, right: bytes) -> None:
+        if not hmac.compare_digest(tag, right):
             raise TransferError(f"frame {self._tags.count - 1} is not authentic")
 
 
@@ -95,10 +109,23 @@ class _Tags:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
         self._cipher = AESGCM(key)
+        self._key = key
         self.count = 0
 
     def next(self, payload: bytes | memoryview) -> bytes:
+        # Nothing is encrypted: with an empty text, GCM is a code over the bytes beside it.
+        return self._cipher.encrypt(self._nonce(), b"", payload)
+
+    def next_of(self, parts: Iterable[memoryview]) -> bytes:
+        from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+        cipher = Cipher(algorithms.AES(self._key), modes.GCM(self._nonce())).encryptor()
+        for part in parts:
+            cipher.authenticate_additional_data(part)
+        cipher.finalize()
+        return cipher.tag
+
+    def _nonce(self) -> bytes:
         nonce = self.count.to_bytes(_NONCE_BYTES, "little")
         self.count += 1
-        # Nothing is encrypted: with an empty text, GCM is a code over the bytes beside it.
-        return self._cipher.encrypt(nonce, b"", payload)
+        return nonce

@@ -1,6 +1,6 @@
 """A worker's KV pool without the worker, and beside it the same bytes over a bare socket.
 
-    python -m headrace.bench.lender NUM_BLOCKS BLOCK_BYTES
+    python -m headrace.bench.lender NUM_BLOCKS BLOCK_BYTES [HOST]
 
 Prints the pool's address and the port of the bare socket, and ends with its standard input. Whoever
 connects to that port gets all blocks, one after another, without names, tags or questions.
@@ -33,17 +33,17 @@ def send_bare(listener: socket.socket, block: bytes, num_blocks: int) -> None:
                 stream.sendall(block)
 
 
-def main(num_blocks: int, block_bytes: int) -> None:
-    mover = PoolMover(SharedPool(num_blocks, block_bytes), host=HOST, secret=SECRET)
+def main(num_blocks: int, block_bytes: int, host: str = HOST) -> None:
+    mover = PoolMover(SharedPool(num_blocks, block_bytes), host=host, secret=SECRET)
     block = bytes(range(256)) * (block_bytes // 256)
     for index in range(num_blocks):
         mover.pool.write(BlockId(index), memoryview(block))
         mover.publish([BlockStored(name(index), bytes(NAME_BYTES), BlockId(index))])
-    listener = socket.create_server((HOST, 0))
+    listener = socket.create_server((host, 0))
     threading.Thread(target=send_bare, args=(listener, block, num_blocks), daemon=True).start()
     print(mover.address, listener.getsockname()[1], flush=True)
     sys.stdin.read()
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:4])

@@ -44,35 +44,52 @@ class TransferReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measure_transfer() -> TransferReport:
-    names = [name(index) for index in range(NUM_BLOCKS)]
-    block_ids = [BlockId(index) for index in range(NUM_BLOCKS)]
     with (
         _lender() as (address, port),
         closing(SharedPool(NUM_BLOCKS, BLOCK_BYTES)) as pool,
     ):
         shared, remote = address.split(BETWEEN)
 
-        def take(source: SharedSource | TcpSource) -> None:
-            if source.copy(names, pool, block_ids) != NUM_BLOCKS:
-                raise HeadraceError("blocks did not come")
-
         block = bytes(BLOCK_BYTES)
         with closing(SharedSource(shared, BLOCK_BYTES)) as memory:
             copied = _compared(
-                "shared memory", lambda: take(memory), "memcpy", lambda: _fill(pool, block)
+                "shared memory", lambda: _take(memory, pool), "memcpy", lambda: _fill(pool, block)
             )
         # One after the other: a lender hangs up on whoever connects and asks for nothing.
-        with closing(TcpSource(remote, BLOCK_BYTES, SECRET)) as tcp:
-            received = _compared(
-                "TCP", lambda: take(tcp), "bare socket", lambda: _read_bare(port, pool)
-            )
-        ways = [copied, received]
+        ways = [copied, measure_tcp(remote, (HOST, port), pool)]
     return TransferReport(block_bytes=BLOCK_BYTES, num_blocks=NUM_BLOCKS, ways=ways)
 
 
-def _compared(way: str, work: Callable[[], None], limit: str, bare: Callable[[], None]) -> Way:
+def measure_tcp(
+    lender: str, bare: tuple[str, int], pool: SharedPool, num_rounds: int = NUM_ROUNDS
+) -> Way:
+    """From a lender's address, beside the same bytes from its bare socket."""
+    with closing(TcpSource(lender, BLOCK_BYTES, SECRET)) as tcp:
+        return _compared(
+            "TCP",
+            lambda: _take(tcp, pool),
+            "bare socket",
+            lambda: _read_bare(bare, pool),
+            num_rounds,
+        )
+
+
+def _take(source: SharedSource | TcpSource, pool: SharedPool) -> None:
+    names = [name(index) for index in range(NUM_BLOCKS)]
+    block_ids = [BlockId(index) for index in range(NUM_BLOCKS)]
+    if source.copy(names, pool, block_ids) != NUM_BLOCKS:
+        raise HeadraceError("blocks did not come")
+
+
+def _compared(
+    way: str,
+    work: Callable[[], None],
+    limit: str,
+    bare: Callable[[], None],
+    num_rounds: int = NUM_ROUNDS,
+) -> Way:
     rates, limits = [], []
-    for turn in range(NUM_ROUNDS + 1):
+    for turn in range(num_rounds + 1):
         pair = _rate(work), _rate(bare)
         if turn:  # the first one touches memory for the first time
             rates.append(pair[0])
@@ -99,8 +116,8 @@ def _fill(pool: SharedPool, block: bytes) -> None:
         pool.write(BlockId(index), view)
 
 
-def _read_bare(port: int, pool: SharedPool) -> None:
-    with socket.create_connection((HOST, port), timeout=10) as stream:
+def _read_bare(address: tuple[str, int], pool: SharedPool) -> None:
+    with socket.create_connection(address, timeout=10) as stream:
         for index in range(NUM_BLOCKS):
             with pool.view(BlockId(index)) as block:
                 fill(stream, block)

@@ -54,6 +54,31 @@ def test_frames_that_are_repeated_left_out_swapped_or_sent_back_are_refused() ->
         FrameReader(direction_key(b"another", "to worker")).feed(first)
 
 
+@given(st.binary(max_size=300), st.integers(1, 100), st.integers(0, 400))
+def test_a_frame_is_the_same_in_parts(payload: bytes, size: int, place: int) -> None:
+    writer, reader = FrameWriter(KEY), FrameReader(KEY)
+    for _ in range(2):
+        _, tag = reader.open(writer.header(payload))
+        reader.check_parts(tag, parts(payload, size))
+    _, tag = reader.open(writer.header(payload))
+    changed = bytes(byte ^ (place % 400 == at) for at, byte in enumerate(payload))
+    if changed == payload:
+        changed += b"x"
+    with pytest.raises(TransferError, match="frame 2 is not authentic"):
+        reader.check_parts(tag, parts(changed, size))
+
+
+def parts(payload: bytes, size: int) -> list[memoryview]:
+    return [memoryview(payload)[at : at + size] for at in range(0, len(payload), size)]
+
+
+def test_a_header_that_was_taken_back_leaves_no_gap() -> None:
+    writer, reader = FrameWriter(KEY), FrameReader(KEY)
+    writer.header(b"never sent")
+    writer.take_back()
+    assert reader.feed(writer.frame(b"first") + writer.frame(b"second")) == [b"first", b"second"]
+
+
 def test_a_length_beyond_the_limit_is_refused_before_its_bytes_come() -> None:
     header = struct.pack("<I16s", MAX_FRAME_BYTES + 1, b"")
     with pytest.raises(TransferError, match="longer than 64MiB"):

@@ -14,11 +14,11 @@ from contextlib import ExitStack, closing, suppress
 
 import pytest
 
-from headrace.adapters.frames import HEADER_BYTES
+from headrace.adapters.frames import HEADER_BYTES, FrameWriter
 from headrace.adapters.handshake import GREETING_BYTES, greeting
 from headrace.adapters.movers.mover import PoolMover
 from headrace.adapters.movers.pool import SharedPool, SharedSource
-from headrace.adapters.movers.tcp import MAX_STREAMS
+from headrace.adapters.movers.tcp import MAX_STREAMS, BlockStream, open_stream
 from headrace.core.base.errors import TransferError
 from headrace.core.base.events import BlockRemoved, BlockStored
 from headrace.core.base.types import BlockId
@@ -75,8 +75,11 @@ def test_a_block_that_is_given_up_while_it_is_copied_does_not_count(theirs: Pool
 def test_a_name_across_two_names_is_none(theirs: PoolMover) -> None:
     theirs.publish([BlockStored(bytes(8) + b"\7" * 8, ROOT, BlockId(30))])
     theirs.publish([BlockStored(b"\7" * 8 + bytes(8), ROOT, BlockId(31))])
-    assert theirs.pool.read(b"\7" * 16) is None
-    assert theirs.pool.read(name(2)) == content(2)
+    assert theirs.pool.find(b"\7" * 16) is None
+    found = theirs.pool.find(name(2))
+    assert found is not None
+    with theirs.pool.view(found) as block:
+        assert block == content(2)
 
 
 @pytest.mark.parametrize(
@@ -128,6 +131,67 @@ def test_only_to_those_who_know_the_secret(far: PoolMover) -> None:
         assert (end.num_blocks, block(stranger, 20)) == (0, bytes(BYTES))
     with closing(PoolMover(SharedPool(BLOCKS, BYTES), secret=SECRET)) as ours:
         assert copied(ours, from_afar(far.address), 0).num_blocks == 1
+
+
+def test_a_block_that_its_owner_takes_back_before_it_is_sent_does_not_come(
+    far: PoolMover, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stream goes on."""
+    header = FrameWriter.header
+    takes_back = [True]
+
+    def slow(writer: FrameWriter, payload: bytes | memoryview) -> bytes:
+        if len(payload) == BYTES and takes_back.pop():
+            far.publish([BlockRemoved(name(1))])
+        return header(writer, payload)
+
+    with closing(PoolMover(SharedPool(BLOCKS, BYTES), secret=SECRET)) as ours:
+        assert copied(ours, from_afar(far.address), 0, 2).num_blocks == 2
+        takes_back[:] = [False, True, False]
+        monkeypatch.setattr(FrameWriter, "header", slow)
+        end = copied(ours, from_afar(far.address), 0, 1, 2)
+        assert (end.num_blocks, end.error) == (1, "the source no longer has it")
+        assert copied(ours, from_afar(far.address), 0).num_blocks == 1
+
+
+def test_one_that_changes_while_it_is_sent_is_refused(
+    far: PoolMover, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pass_on = BlockStream._pass_on
+    index = far.pool.find(name(1))
+    assert index is not None
+
+    def late(stream: BlockStream, header: bytes, payload: bytes | memoryview) -> None:
+        if payload == content(1):
+            far.pool.write(index, memoryview(content(5)))
+        pass_on(stream, header, payload)
+
+    monkeypatch.setattr(BlockStream, "_pass_on", late)
+    with closing(PoolMover(SharedPool(BLOCKS, BYTES), secret=SECRET)) as ours:
+        end = copied(ours, from_afar(far.address), 0, 1, 2)
+        assert (end.num_blocks, end.error) == (1, "frame 1 is not authentic")
+
+
+def test_a_lender_can_close_while_somebody_takes_his_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is sent is the pool's own memory."""
+    num_bytes, is_sending = 16 << 20, threading.Event()
+    pass_on = BlockStream._pass_on
+
+    def noted(stream: BlockStream, header: bytes, payload: bytes | memoryview) -> None:
+        if len(payload) == num_bytes:
+            is_sending.set()
+        pass_on(stream, header, payload)
+
+    monkeypatch.setattr(BlockStream, "_pass_on", noted)
+    mover = PoolMover(SharedPool(1, num_bytes), host="127.0.0.1", secret=SECRET)
+    mover.publish([BlockStored(name(0), ROOT, BlockId(0))])
+    line = open_stream(mover.address.partition("|")[2], "tcp", num_bytes, SECRET)
+    with line.socket:
+        line.send(name(0) * 9)  # more than sockets hold
+        assert is_sending.wait(10)
+        mover.close()
 
 
 def test_a_lender_that_goes_is_found_again_when_it_comes_back() -> None:

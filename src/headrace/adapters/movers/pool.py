@@ -61,18 +61,14 @@ class SharedPool:
         start = self._offset + block_id * self.block_bytes
         return memoryview(self._memory)[start : start + self.block_bytes]
 
-    def read(self, name: bytes) -> bytes | None:
-        """A copy of the block that had this name all the time; None where there is none."""
-        index = self.find(name)
-        if index is None:
-            return None
-        start = self._offset + index * self.block_bytes
-        block = self._memory[start : start + self.block_bytes]
-        return block if _has(self._memory, index, name) else None
-
-    def find(self, name: bytes) -> int | None:
+    def find(self, name: bytes) -> BlockId | None:
         """The block that has this name now."""
-        return _find(self._memory, name, self.num_blocks)
+        index = _find(self._memory, name, self.num_blocks)
+        return None if index is None else BlockId(index)
+
+    def has(self, block_id: BlockId, name: bytes) -> bool:
+        """Whether it still has the name by which it was found, and so had it all the time."""
+        return _has(self._memory, block_id, name)
 
     def close(self) -> None:
         """For whoever computes with it has a mapping of its own."""

@@ -9,7 +9,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -27,6 +27,7 @@ TO_LENDER, FROM_LENDER = "to lender", "from lender"  # directions of frames
 MAX_NAMES: Final = 1 << 16  # of one request
 PATIENCE_S: Final = 5.0  # for the next bytes, and for all that comes before any proof
 MOMENT_S: Final = 0.001  # a socket with a timeout of 0 would not wait, which is another error
+PART_BYTES: Final = 1 << 18  # that a core's cache keeps from their coming until they are checked
 MAX_STREAMS: Final = 64
 RETRY_S: Final = 0.1
 
@@ -60,7 +61,22 @@ class BlockStream:
         self._reader = FrameReader(direction_key(key, hears))
 
     def send(self, payload: bytes) -> None:
-        self.socket.sendall(self._writer.header(payload))
+        self._pass_on(self._writer.header(payload), payload)
+
+    def lend(self, block: memoryview, is_there: Callable[[], bool]) -> bool:
+        """Send it out of the memory where it is; False, with nothing sent, where it is not there
+        any more when its tag is computed. If it goes later, what is sent is not what the tag is of,
+        and whoever receives it refuses it.
+        """
+        header = self._writer.header(block)
+        if not is_there():
+            self._writer.take_back()
+            return False
+        self._pass_on(header, block)
+        return True
+
+    def _pass_on(self, header: bytes, payload: bytes | memoryview) -> None:
+        self.socket.sendall(header)
         self.socket.sendall(payload)
 
     def receive(self, most: int) -> bytes:
@@ -81,10 +97,15 @@ class BlockStream:
         length, tag = self._open()
         if length and length != len(view):
             raise TransferError(f"a block of {length} bytes has come")
-        with view[:length] as message:
-            self._fill(message)
-            self._reader.check(tag, message)
+        self._reader.check_parts(tag, self._parts(view, length))
         return length > 0
+
+    def _parts(self, view: memoryview, length: int) -> Iterator[memoryview]:
+        """Of a message, as they come."""
+        for start in range(0, length, PART_BYTES):
+            with view[start : min(start + PART_BYTES, length)] as part:
+                self._fill(part)
+                yield part
 
     def _open(self) -> tuple[int, bytes]:
         return self._reader.open(self._take(HEADER_BYTES))
@@ -128,7 +149,7 @@ class BlockServer:
         self._pool = pool
         self._secret = secret
         self._listener = socket.create_server((host, 0), family=_family(host))
-        self._streams: set[socket.socket] = set()
+        self._streams: dict[socket.socket, threading.Thread] = {}
         self._is_closed = False
         self._lock = threading.Lock()  # over the streams, and whether more may come
         threading.Thread(target=self._accept, name="headrace-lender", daemon=True).start()
@@ -140,14 +161,18 @@ class BlockServer:
         return f"{self.kind}:{self._pool.block_bytes}:{port}:{host}"
 
     def close(self) -> None:
-        # A shutdown wakes whoever waits in accept or recv, which a close does not.
+        """Nobody reads the pool from here on."""
+        # A shutdown wakes whoever waits in accept, recv or send, which a close does not.
         with self._lock:
             self._is_closed = True
+            threads = list(self._streams.values())
             streams = (self._listener, *self._streams)
         for stream in streams:
             with suppress(OSError):
                 stream.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+        for thread in threads:
+            thread.join(PATIENCE_S)
 
     def _accept(self) -> None:
         is_in_trouble = False
@@ -166,11 +191,11 @@ class BlockServer:
             with self._lock:
                 is_too_many = self._is_closed or len(self._streams) >= MAX_STREAMS
                 if not is_too_many:
-                    self._streams.add(stream)
+                    thread = threading.Thread(target=self._serve, args=(stream,), daemon=True)
+                    self._streams[stream] = thread
+                    thread.start()
             if is_too_many:
                 stream.close()
-            else:
-                threading.Thread(target=self._serve, args=(stream,), daemon=True).start()
 
     def _serve(self, stream: socket.socket) -> None:
         with stream, suppress(EOFError, OSError):
@@ -188,14 +213,20 @@ class BlockServer:
             except TransferError as error:
                 _log.warning("somebody who may not copy KV has come: %s", error)
         with self._lock:
-            self._streams.discard(stream)
+            self._streams.pop(stream)
 
     def _lend(self, line: BlockStream, names: bytes) -> None:
         for start in range(0, len(names), NAME_BYTES):
-            block = self._pool.read(names[start : start + NAME_BYTES])
-            line.send(block or b"")
-            if block is None:
+            if not self._lend_one(line, names[start : start + NAME_BYTES]):
+                line.send(b"")
                 return
+
+    def _lend_one(self, line: BlockStream, name: bytes) -> bool:
+        block_id = self._pool.find(name)
+        if block_id is None:
+            return False
+        with self._pool.view(block_id) as block:
+            return line.lend(block, lambda: self._pool.has(block_id, name))
 
 
 class TcpSource:
