@@ -1,9 +1,10 @@
 """The virtual driver of one EngineCore: its device takes time, one step after the other.
 
 Where sequences decode for a while, their steps are taken at once (see core/engine/glide.py): only
-those are looked at with which a block becomes full or is needed, with which a reader has had enough
-tokens for the router to hear of it, or around which a prompt is computed. Whatever else happens
-meanwhile ends the glide first.
+those are looked at with which a sequence ends, with which a reader has had enough tokens for the
+router to hear of it, or around which a prompt is computed; what becomes of blocks between is seen
+to with the next of them, or when somebody asks. Whatever else happens meanwhile ends the glide
+first.
 """
 
 from collections import deque
@@ -86,7 +87,7 @@ class SimEngine:
         self._runtime = runtime
         self._reader = reader
         self._glides = glides and cores is None
-        self._is_prompt, self._delay_ns = delay_ns is None, delay_ns or Ns(0)
+        self._tells_at_once, self._delay_ns = delay_ns is None, delay_ns or Ns(0)
         self._cores = cores
         self._on_plan = on_plan
         self._started: deque[StepPlan] = deque()  # the first one runs
@@ -252,7 +253,7 @@ class SimEngine:
             self._elapsed_ns,
             self._steps,
             self._untold,
-            is_prompt=self._is_prompt,
+            tells_at_once=self._tells_at_once,
         )
         began_ns = Ns(self._end_ns - self._elapsed_ns)
         self._stretch = Stretch(self._telemetry, began_ns)

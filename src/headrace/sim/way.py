@@ -37,12 +37,12 @@ class Way:
         steps: ListedSteps,
         untold: Untold,
         *,
-        is_prompt: bool,
+        tells_at_once: bool,
     ) -> None:
-        """`is_prompt`: of blocks others hear as soon as something becomes of them."""
+        """`tells_at_once`: of blocks others hear as soon as something becomes of them."""
         self.glide = glide
         self.looked_at = 1  # the step that is to be looked at next
-        self._is_prompt = is_prompt
+        self._tells_at_once = tells_at_once
         self.ends_ns = [end_ns]
         self.elapsed_ns = [elapsed_ns]
         self._steps = steps
@@ -63,7 +63,7 @@ class Way:
         border = max(step + 1, min(step + FAR_STEPS, MAX_STEPS, glide.last_step, *glide.ends))
         for place in self._progress:
             border = min(border, _next_at(place, step, PROGRESS_TOKENS))
-        if self._is_prompt or not all(one.seq.chain.names for one in glide.decoding):
+        if self._tells_at_once or not all(one.seq.chain.names for one in glide.decoding):
             for place in glide.places:
                 border = min(border, _next_at(place, step, size))
                 border = min(border, _next_at(place - is_ahead, step, size))

@@ -3,10 +3,11 @@ prompts computed.
 
 For a sequence that decodes nothing is decided but which block comes next: it needs one every so
 many tokens, another of its blocks becomes full, and some day it has all its tokens. A glide does
-these when they are due, and all else of it when the glide ends; then the engine is where stepping
-one by one would have brought it, block for block. Steps in which nothing is due are not looked at.
-What computes prompts is planned by the scheduler itself, step by step. For whoever knows how long
-steps take and what they sample beforehand: a simulation.
+what is due to blocks in its order, for many steps at once, and all else of it when the glide ends;
+then the engine is where stepping one by one would have brought it, block for block. Steps with
+which nobody comes or ends are not looked at. What computes prompts is planned by the scheduler
+itself, step by step. For whoever knows how long steps take and what they sample beforehand: a
+simulation.
 
 It is the engine's own matter, so it knows what is inside.
 """
