@@ -11,7 +11,7 @@ seen.
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from random import Random
 from statistics import correlation, median
@@ -60,10 +60,15 @@ def constants(at: Floats) -> dict[str, float]:
     return dict(zip((*SHARES, *TIMES), map(float, values), strict=True))
 
 
-def predict(points: Sequence[Point], at: Floats) -> list[ClosedLoop]:
+def efficiency_at(at: Floats) -> tuple[Efficiency, float]:
+    """With the share of interference."""
     values = constants(at)
     interference_share = values.pop("interference_share")
-    efficiency = msgspec.convert({"step_ns": STEP_NS, **values}, Efficiency)
+    return msgspec.convert({"step_ns": STEP_NS, **values}, Efficiency), interference_share
+
+
+def predict(points: Sequence[Point], at: Floats) -> list[ClosedLoop]:
+    efficiency, interference_share = efficiency_at(at)
     return [p.predicted(efficiency, interference_share) for p in points]
 
 
@@ -104,15 +109,22 @@ def fit(points: Sequence[Point]) -> Floats:
     return at
 
 
-def held_out(points: Sequence[Point], group: Callable[[Point], object]) -> Floats:
-    """Absolute errors of every point, predicted by a fit that has seen nothing of its group."""
+def folds(
+    points: Sequence[Point], group: Callable[[Point], object]
+) -> Iterator[tuple[Floats, list[int]]]:
+    """A fit, and the places of the points of whose groups it has seen nothing."""
     groups = sorted({group(p) for p in points}, key=repr)
     Random(0).shuffle(groups)
     fold = {g: place % min(NUM_FOLDS, len(groups)) for place, g in enumerate(groups)}
-    found = np.zeros(len(points))
     for held in sorted(set(fold.values())):
         at = fit([p for p in points if fold[group(p)] != held])
-        places = [place for place, p in enumerate(points) if fold[group(p)] == held]
+        yield at, [place for place, p in enumerate(points) if fold[group(p)] == held]
+
+
+def held_out(points: Sequence[Point], group: Callable[[Point], object]) -> Floats:
+    """Absolute errors of every point, predicted by a fit that has seen nothing of its group."""
+    found = np.zeros(len(points))
+    for at, places in folds(points, group):
         found[places] = np.abs(errors([points[place] for place in places], at))
     return found
 

@@ -56,6 +56,8 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: float
     output_tokens: float
     concurrency: float
+    draws_lengths: bool  # about means, or else they are as they are called
+    ttft_ms: float  # 0 where it was not measured
     tpot_ms: float
     tok_s_per_gpu: float
 
@@ -103,7 +105,8 @@ def read_points(file: Path) -> Iterable[Point]:
             continue
         # The dated sweeps draw lengths uniformly from 0.8 to 1.0 of the nominal ones.
         nominal = int(row["isl"]), int(row["osl"])
-        mean = 0.9 if row["measured"] and set(nominal) <= {1024, 8192} else 1.0
+        draws_lengths = bool(row["measured"]) and set(nominal) <= {1024, 8192}
+        mean = 0.9 if draws_lengths else 1.0
         tp, ep, dp = int(row["tp"] or 1), int(row["ep"] or 1), int(row["dp"] or 1)
         if dp > 1 or ep not in (1, tp):
             continue
@@ -118,6 +121,8 @@ def read_points(file: Path) -> Iterable[Point]:
             prompt_tokens=nominal[0] * mean,
             output_tokens=nominal[1] * mean,
             concurrency=batch,
+            draws_lengths=draws_lengths,
+            ttft_ms=float(row["ttft_ms"] or 0),
             tpot_ms=float(row["tpot_ms"]),
             tok_s_per_gpu=float(row["out_tok_s_per_gpu"] or 0),
         )

@@ -26,6 +26,7 @@ from headrace.cli.bench_serve_flags import JudgeFlags, ReportFlags, ServerFlags,
 from headrace.cli.bench_serve_progress import showing_runs
 from headrace.cli.output import print_json, print_table, report_note
 from headrace.core.base.errors import ConfigError
+from headrace.core.workload.profiles import importance_words
 from headrace.models import files
 
 MAX_TOKENS = 1 << 17  # of a request, where neither server nor flag says
@@ -75,6 +76,7 @@ def bench_serve(
         seed=traffic.seed,
         num_left_out=found.num_left_out,
         slo=rules.slo,
+        importance=importance_words(traffic.profile),
         report=found.report,
         search=found.search,
     )
@@ -157,7 +159,8 @@ def words_about(flags: TrafficFlags, traffic: Traffic) -> str:
         f"trace {Path(flags.trace).name}"
         if flags.trace
         else f"{profile.name}, prompts of {profile.prompt_tokens} and answers of "
-        f"{profile.output_tokens} tokens on average, {profile.turns} turns"
+        f"{profile.output_tokens} tokens on average, "
+        f"{profile.turns} {'turn' if profile.turns == 1 else 'turns'}"
     )
     shape = {0.0: "even", 1.0: "Poisson"}.get(flags.burstiness, f"gamma {flags.burstiness:g}")
     if flags.concurrency is not None:

@@ -12,7 +12,7 @@ from headrace.cli.output import print_json, print_table, report_note
 from headrace.cli.plan_flags import AnswerFlags
 from headrace.core.base.errors import ConfigError
 from headrace.plan.engines import Provenance
-from headrace.plan.picture import Chart
+from headrace.plan.picture import Chart, SpanChart
 
 
 def check_plot(answer: AnswerFlags) -> None:
@@ -24,7 +24,7 @@ def check_plot(answer: AnswerFlags) -> None:
 def give(
     figures: msgspec.Struct | dict[str, Any],
     tables: Iterable[Table],
-    chart: Chart,
+    chart: Chart | SpanChart,
     answer: AnswerFlags,
     *,
     warnings: Sequence[str] = (),

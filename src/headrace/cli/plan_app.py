@@ -4,7 +4,6 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from headrace.cli.flags import Json
 from headrace.cli.plan_flags import (
     AnswerFlags,
     LayoutFlags,
@@ -134,7 +133,7 @@ def claims(
     ] = None,
     requests: Annotated[int, Parameter(help="of each run")] = 200,
     seed: Annotated[int, Parameter(help="of lengths and arrivals")] = 0,
-    json: Json = False,
+    answer: AnswerFlags | None = None,
 ) -> int:
     """Hold what the field claims of batching, disaggregation and routing against the simulator.
 
@@ -142,7 +141,7 @@ def claims(
     """
     from headrace.cli.plan_claims import claims as command
 
-    return command(names, trace, requests, seed, as_json=json)
+    return command(names, trace, requests, seed, answer or AnswerFlags())
 
 
 @plan.command

@@ -3,14 +3,15 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-import msgspec
 from rich.table import Table
 
-from headrace.cli.output import print_json, print_table, report_note
-from headrace.cli.plan_answer import right_aligned
+from headrace.cli.output import report_note
+from headrace.cli.plan_answer import check_plot, give, right_aligned
+from headrace.cli.plan_flags import AnswerFlags
 from headrace.cli.plan_target import check_range
 from headrace.cli.sim import read_trace
 from headrace.core.base.errors import ConfigError
+from headrace.plan.picture import Span, SpanChart
 from headrace.sim.claims import Claim, Effort, batching
 from headrace.sim.claims_apart import distserve
 from headrace.sim.claims_splitwise import splitwise
@@ -28,8 +29,9 @@ OF_TRACES: Final = ("mooncake", "hits")
 
 
 def claims(
-    names: Sequence[str], trace: str | None, requests: int, seed: int, *, as_json: bool
+    names: Sequence[str], trace: str | None, requests: int, seed: int, answer: AnswerFlags
 ) -> int:
+    check_plot(answer)
     check_range("--requests", requests, 20, 1e7)
     for name in names:
         if name not in CLAIMS:
@@ -46,13 +48,12 @@ def claims(
     for name in names:
         report_note(f"{name} …")
         found += CLAIMS[name](effort)
-    if as_json:
-        print_json({"requests": requests, "seed": seed, "claims": msgspec.to_builtins(found)})
-        return 0
-    print_table(claim_table(found))
-    for claim in found:
-        report_note(f"{claim.name}: {claim.setting}. {claim.gap}. [{claim.source}]")
-    return 0
+    figures = {"requests": requests, "seed": seed, "claims": found}
+    code = give(figures, [claim_table(found)], claim_chart(found), answer)
+    if not answer.json:
+        for claim in found:
+            report_note(f"{claim.name}: {claim.setting}. {claim.gap}. [{claim.source}]")
+    return code
 
 
 def claim_table(found: Sequence[Claim]) -> Table:
@@ -62,3 +63,22 @@ def claim_table(found: Sequence[Claim]) -> Table:
     for claim in found:
         table.add_row(claim.name, claim.published, f"{claim.ours:.2f} {claim.unit}")
     return table
+
+
+def claim_chart(found: Sequence[Claim]) -> SpanChart:
+    return SpanChart(
+        title="What the field claims, and the simulator says",
+        x_label="how many times as much; shares in per cent",
+        range_label="published",
+        figure_label="here",
+        spans=[
+            Span(
+                label=claim.name,
+                low=min(claim.published_figures),
+                high=max(claim.published_figures),
+                at=claim.ours,
+                words=f"{claim.ours:.2f} {claim.unit}",
+            )
+            for claim in found
+        ],
+    )

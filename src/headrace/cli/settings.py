@@ -1,14 +1,17 @@
 """Reads what an operator has written, wherever it stands, and merges it."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from headrace.cli.flags import config_file, flag_values
 from headrace.core.base.errors import ConfigError
 from headrace.core.config.merge import Layer, Merged, merge
 from headrace.core.config.sources import layer_from_toml, layers_from_environ, layers_from_flags
+from headrace.core.workload.profiles import PROFILES
 from headrace.models.files import read_text
 
 CONFIG_VARIABLE = "HEADRACE_CONFIG"
@@ -33,7 +36,18 @@ def load_settings(
         layers.append(_read_file(file))
     layers += layers_from_environ(environ)
     layers += layers_from_flags({"model.path": model, **flag_values(flags)})
-    return merge(layers)
+    return with_workload(layers)
+
+
+def with_workload(layers: Sequence[Layer]) -> Merged:
+    """Merged, over the limits of the workload that they name: whatever says a limit is over it."""
+    merged = merge(layers)
+    name = merged.config.telemetry.workload
+    if name not in PROFILES:
+        return merged
+    slo = msgspec.structs.asdict(PROFILES[name].slo)
+    limits = {f"slo_{metric}": limit or 0.0 for metric, limit in slo.items()}
+    return merge([Layer(f"workload {name}", {"telemetry": limits}), *layers])
 
 
 def _read_file(name: str) -> Layer:

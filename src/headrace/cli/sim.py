@@ -1,6 +1,7 @@
 """`headrace sim`: a cluster that does not exist, serving traffic that somebody describes."""
 
 import tomllib
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Protocol
@@ -22,7 +23,12 @@ from headrace.core.base.request import Slo
 from headrace.core.config.schema import RouterConfig
 from headrace.core.cost.fitted import FittedCostModel, Link
 from headrace.core.workload.arrivals import Arrivals
-from headrace.core.workload.profiles import WorkloadProfile, profile_named
+from headrace.core.workload.closed_loop import ClosedLoop
+from headrace.core.workload.profiles import (
+    WorkloadProfile,
+    importance_words,
+    profile_named,
+)
 from headrace.core.workload.replay import TraceSource
 from headrace.core.workload.source import Source
 from headrace.core.workload.synthetic import Synthetic, SyntheticSource
@@ -71,6 +77,7 @@ class SimAsked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     speed: float = 1.0
     requests: int | None = None
     load: float | None = None
+    concurrency: int | None = None
     burstiness: float = 1.0
     rates: tuple[tuple[float, float], ...] = ()  # (second, requests per second): a ramp
     prompt: int | None = None
@@ -119,6 +126,7 @@ class SimAsked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """Raises ConfigError for numbers out of range."""
         check_range("--requests", 1 if self.requests is None else self.requests, 1, 1e8)
         check_range("--load", 1.0 if self.load is None else self.load, 1e-6, 1e7)
+        check_range("--concurrency", 1 if self.concurrency is None else self.concurrency, 1, 1e6)
         check_range("--speed", self.speed, 1e-6, 1e6)
         check_range("--burstiness", self.burstiness, 0.0, 1e4)
         check_range("--step-tokens", self.step_tokens or USUAL_STEP_TOKENS, 16, 1 << 20)
@@ -183,11 +191,16 @@ def sim(flags: SimFlags, file: str | None, *, as_json: bool) -> int:
             "load_asked_per_s": load,
             "asked": msgspec.to_builtins(asked),
             "slo": msgspec.to_builtins(slo),
+            "importance": profile.importance,
             "provenance": msgspec.to_builtins(provenance),
         }
         print_json(figures)
         return 0
-    for table in tables(summary, slo, load_words(summary, load, profile)):
+    words = {
+        "load": load_words(summary, load, profile),
+        "what counts": importance_words(profile),
+    }
+    for table in tables(summary, slo, words):
         print_table(table)
     report_provenance(provenance)
     return 0
@@ -260,8 +273,8 @@ def limits(asked: Limited, profile: WorkloadProfile) -> Slo:
 def load_of(
     asked: SimAsked, profile: WorkloadProfile, device: Device, layout: Layout
 ) -> float | None:
-    """Requests per second that shall come; None where a trace or a ramp says it."""
-    if asked.trace or asked.rates:
+    """Requests per second that shall come; None where a trace, a ramp or clients say it."""
+    if asked.trace or asked.rates or asked.concurrency:
         return None
     return asked.load or half_of_capacity(profile, device.cost, layout.num_workers)
 
@@ -270,13 +283,23 @@ def source_of(
     asked: SimAsked, profile: WorkloadProfile, slo: Slo, device: Device, load: float | None
 ) -> tuple[Source, int]:
     """With the number of its requests, as far as it is known."""
+    source, num_requests = _requests_of(asked, profile, slo, device, load)
+    if asked.concurrency:
+        source = ClosedLoop(source, asked.concurrency)
+    return source, num_requests
+
+
+def _requests_of(
+    asked: SimAsked, profile: WorkloadProfile, slo: Slo, device: Device, load: float | None
+) -> tuple[Source, int]:
     if asked.trace:
         requests = spread(read_trace(asked.trace), asked.seed)[: asked.requests]
         source = TraceSource(
             requests, slo=slo, speed=asked.speed, vocab_size=VOCAB, seed=asked.seed
         )
         return source, len(requests)
-    rates = asked.rates if load is None else ((0.0, load),)
+    # Clients ask at no times of the workload's own.
+    rates = asked.rates or ((0.0, load or 1.0),)
     workload = Synthetic(
         profile=msgspec.structs.replace(profile, slo=slo),
         arrivals=Arrivals(rates=rates, burstiness=asked.burstiness),
@@ -306,14 +329,15 @@ def read_trace(file: str) -> list[TraceRequest]:
 # ---- what comes of it
 
 
-def tables(found: Summary, slo: Slo, load: str) -> list[Table]:
+def tables(found: Summary, slo: Slo, asked: Mapping[str, str]) -> list[Table]:
+    """`asked` is what comes first, by its names."""
     stated = {"TTFT": slo.ttft_ms, "TPOT": slo.tpot_ms, "ITL": slo.itl_ms, "E2E": slo.e2e_ms}
     words = [f"{name} {ms:g} ms" for name, ms in stated.items() if ms is not None]
     head = right_aligned(
         f"{found.num_requests} requests, limits: {', '.join(words) or 'none'}", "", ""
     )
     for name, value in (
-        ("load", load),
+        *asked.items(),
         ("goodput", f"{found.goodput_per_s:.2f} requests/s"),
         (
             "attainment",

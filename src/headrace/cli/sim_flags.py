@@ -34,6 +34,9 @@ class SimFlags:
         float | None,
         _flag(_REQUESTS, "requests per second; none = half of what the workers can"),
     ] = None
+    concurrency: Annotated[
+        int | None, _flag(_REQUESTS, "clients who each ask again when they are answered, instead")
+    ] = None
     burstiness: Annotated[
         float | None, _flag(_REQUESTS, "squared variation of gaps; 1 = Poisson, 0 = even")
     ] = None

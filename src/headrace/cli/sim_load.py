@@ -24,6 +24,8 @@ class LoadAsked(Protocol):
     @property
     def load(self) -> float | None: ...
     @property
+    def concurrency(self) -> int | None: ...
+    @property
     def burstiness(self) -> float: ...
     @property
     def rates(self) -> tuple[tuple[float, float], ...]: ...
@@ -64,6 +66,19 @@ def check_load(asked: LoadAsked) -> None:
         raise ConfigError(
             f"--load is {asked.load:g}, and rates are given too", hint="leave out one of them"
         )
+    if asked.concurrency is not None:
+        times = {
+            "--load": asked.load,
+            "rates": asked.rates or None,
+            "--burstiness": asked.burstiness if asked.burstiness != 1.0 else None,
+            "--speed": asked.speed if asked.speed != 1.0 else None,
+        }
+        for name, value in times.items():
+            if value is not None:
+                raise ConfigError(
+                    f"{name} is {value}, and --concurrency lets requests come as others end",
+                    hint="leave out one of them",
+                )
 
 
 def half_of_capacity(profile: WorkloadProfile, cost: CostModel, num_workers: int) -> float:

@@ -1,4 +1,4 @@
-"""Charts as SVG text: lines and labelled points on linear or logarithmic axes.
+"""Charts as SVG text: lines and labelled points on linear or logarithmic axes, and rows of ranges.
 
 Decides how a chart looks; refuses to know what it is about. The text needs no library to be made
 and any browser to be seen.
@@ -15,8 +15,11 @@ import msgspec
 WIDTH, HEIGHT = 720, 440  # of what is drawn, without the legend to its right
 LEFT, RIGHT, TOP, BOTTOM = 72, 24, 48, 56
 LETTER = 9  # width of a wide one in the legend
+SMALL_LETTER = 7  # of most in the names of rows
+ROW = 26  # from one span to the next
 # Okabe and Ito's colours, which people with any colour vision tell apart.
 COLOURS: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+MOST_DIGITS = 1e7  # from there on, ticks have powers of ten
 NUM_TICKS = 6  # about, on a linear axis
 
 Point = tuple[float, float]
@@ -67,6 +70,9 @@ class Chart(msgspec.Struct, frozen=True, kw_only=True):
             body.append(
                 f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>'
             )
+            if len(line.points) == 1:
+                left, top = path.split(",")
+                body.append(f'<circle cx="{left}" cy="{top}" r="4" fill="{colour}"/>')
             body.append(_text(WIDTH, TOP + 12 + 18 * place, line.label, colour=colour))
         for place, mark in enumerate(marks):
             colour = COLOURS[(len(lines) + place) % len(COLOURS)]
@@ -76,14 +82,58 @@ class Chart(msgspec.Struct, frozen=True, kw_only=True):
             anchor, shift = ("end", -8) if is_right else ("start", 8)
             body.append(_text(left + shift, top - 6, mark.label, anchor, colour))
         width = WIDTH + LETTER * max((len(line.label) for line in lines), default=0)
-        size = f'width="{width}" height="{HEIGHT}" viewBox="0 0 {width} {HEIGHT}"'
-        head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif">'
-        return "\n".join(
-            [head, '<rect width="100%" height="100%" fill="white"/>', *body, "</svg>\n"]
-        )
+        return _svg(width, HEIGHT, body)
 
     def _is_drawable(self, point: Point) -> bool:
         return (point[0] > 0 or not self.is_log_x) and (point[1] > 0 or not self.is_log_y)
+
+
+class Span(msgspec.Struct, frozen=True, kw_only=True):
+    """A range that somebody states, and a figure that is held against it."""
+
+    label: str
+    low: float
+    high: float
+    at: float
+    words: str  # the figure's
+
+
+class SpanChart(msgspec.Struct, frozen=True, kw_only=True):
+    """A row for each span, on a logarithmic axis: what is not positive is left out there."""
+
+    title: str
+    x_label: str
+    range_label: str
+    figure_label: str
+    spans: Sequence[Span]
+
+    def to_svg(self) -> str:
+        spans = [span for span in self.spans if min(span.low, span.at) > 0]
+        left = LEFT + SMALL_LETTER * max((len(span.label) for span in spans), default=0)
+        width, end = left + WIDTH - LEFT, TOP + ROW * (len(spans) + 1)
+        ends = [value for span in spans for value in (span.low, span.high, span.at)]
+        axis = _Axis.over(ends, left, width - LEFT, is_log=True)
+        body = [
+            _text(RIGHT, 24, self.title, size=15),
+            _text((left + width) / 2, end + 40, self.x_label, anchor="middle"),
+            _text(RIGHT, end + 18, self.range_label, colour=COLOURS[0]),
+            _text(RIGHT, end + 36, self.figure_label, colour=COLOURS[1]),
+        ]
+        for tick in axis.ticks:
+            at = axis.at(tick)
+            body.append(f'<path d="M{at:.1f} {end}V{TOP}" stroke="#dddddd"/>')
+            body.append(_text(at, end + 18, _shown(tick), "middle"))
+        for place, span in enumerate(spans):
+            top = TOP + ROW * (place + 1)
+            low, high, at = axis.at(span.low), axis.at(span.high), axis.at(span.at)
+            body += [
+                _text(left - 8, top + 4, span.label, "end"),
+                f'<rect x="{low - 2:.1f}" y="{top - 5}" width="{high - low + 4:.1f}" height="10" '
+                f'fill="{COLOURS[0]}" fill-opacity="0.5"/>',
+                f'<circle cx="{at:.1f}" cy="{top}" r="4" fill="{COLOURS[1]}"/>',
+                _text(max(high, at) + 10, top + 4, span.words, colour=COLOURS[1]),
+            ]
+        return _svg(width, end + BOTTOM, body)
 
 
 class _Axis(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,6 +168,12 @@ class _Axis(msgspec.Struct, frozen=True, kw_only=True):
         return self.start + (value - low) / (high - low) * (self.end - self.start)
 
 
+def _svg(width: float, height: float, body: Sequence[str]) -> str:
+    size = f'width="{width:g}" height="{height:g}" viewBox="0 0 {width:g} {height:g}"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif">'
+    return "\n".join([head, '<rect width="100%" height="100%" fill="white"/>', *body, "</svg>\n"])
+
+
 def _round_step(step: float) -> float:
     """The next of 1, 2, 5 times a power of ten."""
     power = 10.0 ** floor(log10(step))
@@ -129,12 +185,16 @@ def _grid(x: _Axis, y: _Axis) -> list[str]:
     for tick in x.ticks:
         left = x.at(tick)
         parts.append(f'<path d="M{left:.1f} {y.start}V{y.end}" stroke="#dddddd"/>')
-        parts.append(_text(left, y.start + 18, f"{tick:,.4g}", "middle"))
+        parts.append(_text(left, y.start + 18, _shown(tick), "middle"))
     for tick in y.ticks:
         top = y.at(tick)
         parts.append(f'<path d="M{x.start} {top:.1f}H{x.end}" stroke="#dddddd"/>')
-        parts.append(_text(x.start - 8, top + 4, f"{tick:,.4g}", "end"))
+        parts.append(_text(x.start - 8, top + 4, _shown(tick), "end"))
     return parts
+
+
+def _shown(tick: float) -> str:
+    return f"{tick:,.0f}" if 1000 <= abs(tick) < MOST_DIGITS else f"{tick:.4g}"
 
 
 def _text(

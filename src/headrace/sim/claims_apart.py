@@ -41,6 +41,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     published: str
+    published_figures: tuple[float, ...]
     model: ModelRow
     tp: int
     prefill_tp: int
@@ -60,6 +61,7 @@ TASKS: Final = (
     Task(
         name="DistServe, chat",
         published="2.0-4.6×",
+        published_figures=(2.0, 4.6),
         model=OPT_13B,
         tp=1,
         prefill_tp=2,
@@ -70,6 +72,7 @@ TASKS: Final = (
     Task(
         name="DistServe, code",
         published="5.7×",
+        published_figures=(5.7,),
         model=OPT_66B,
         tp=4,
         prefill_tp=4,
@@ -80,6 +83,7 @@ TASKS: Final = (
     Task(
         name="DistServe, summaries",
         published="4.3×",
+        published_figures=(4.3,),
         model=OPT_66B,
         tp=4,
         prefill_tp=4,
@@ -110,6 +114,7 @@ def distserve(effort: Effort) -> Iterator[Claim]:
         yield Claim(
             name=task.name,
             published=task.published,
+            published_figures=task.published_figures,
             ours=gain(rates, "apart"),
             unit="×",
             setting=f"{task.model.name}, TP{task.tp} on A100s, prefill apart with "

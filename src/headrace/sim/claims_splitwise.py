@@ -115,6 +115,7 @@ def claim_of(
     return Claim(
         name=name,
         published="2.15×, 2.35×",
+        published_figures=(2.15, 2.35),
         ours=gain(rates, *splits),
         unit="×",
         setting=f"BLOOM-176B on {NUM_MACHINES} machines of 8 A100s (a tenth of theirs; the power "

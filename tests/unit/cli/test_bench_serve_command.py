@@ -98,7 +98,7 @@ def test_times_and_numbers() -> None:
 def test_what_was_offered_in_words() -> None:
     for flags, words in (
         (TrafficFlags(rate=2.0, burstiness=4.0), "4 turns, 2 requests/s, gamma 4"),
-        (TrafficFlags(concurrency=8, workload="rag"), "1 turns, 8 clients"),
+        (TrafficFlags(concurrency=8, workload="rag"), "1 turn, 8 clients"),
         (TrafficFlags(ramp="0:1,9:2"), "Poisson, requests per second 0:1,9:2"),
         (TrafficFlags(burst=True), "all at once"),
     ):

@@ -173,3 +173,16 @@ def test_the_table_is_plain_and_one_line_for_each_setting(capsys: Capture) -> No
     assert [line.split()[0] for line in lines[1 : len(SETTINGS) + 1]] == list(SETTINGS)
     (line,) = [line for line in lines if line.startswith("kv.prefix_cache")]
     assert line.split()[1:4] == ["false", "flag", "--prefix-cache"]
+
+
+def test_a_workload_brings_its_limits_and_whatever_says_one_is_over_it(capsys: Capture) -> None:
+    found = explain(capsys, "--workload", "agent", "--slo-ttft-ms", "700")
+    limits = {name: found[f"telemetry.slo_{name}_ms"] for name in ("ttft", "itl", "tpot", "e2e")}
+    assert {name: one["asked"] for name, one in limits.items()} == {
+        "ttft": 700.0,
+        "itl": 0.0,
+        "tpot": 0.0,
+        "e2e": 15000.0,
+    }
+    assert limits["ttft"]["source"] == "flag --slo-ttft-ms"
+    assert limits["e2e"]["source"] == "workload agent"

@@ -181,6 +181,19 @@ def test_pictures(
     assert list(root.iter("{http://www.w3.org/2000/svg}polyline"))
 
 
+def test_a_picture_of_claims(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of one that is counted; the others are simulated, and slow."""
+    trace = tmp_path / "trace.jsonl"
+    line = '{"timestamp": %d, "input_length": 1024, "output_length": 5, "hash_ids": [1, 2]}\n'
+    trace.write_text("".join(line % at for at in (0, 1000)))
+    file = tmp_path / "claims.svg"
+    out, err = table(capsys, "claims", "hits", "--trace", str(trace), "--plot", str(file))
+    assert f"written to {file}" in err
+    words = [one.text for one in ElementTree.fromstring(file.read_text()).iter() if one.text]
+    assert "50.00 %" in words
+    assert "50.00 %" in out
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -197,6 +210,7 @@ def test_pictures(
         ("roofline --weights fp3", "known: f32, bf16"),
         ("roofline --workload batch", "known: chat, agent, rag"),
         ("roofline --plot x.png", "pictures are SVG"),
+        ("claims --plot x.png", "pictures are SVG"),
         ("roofline --preset nothing", "reference-70b-h100"),
         ("roofline --preset reference-70b-h100 --tp 2", "says what runs already"),
         ("roofline --gpu rtx-4090 --tp 16", "has no link that TP16 needs"),

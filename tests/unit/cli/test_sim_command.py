@@ -69,6 +69,17 @@ def test_a_load_that_was_not_reached_is_said(
         sim(SimFlags(**asked), str(ramp), as_json=True)
 
 
+def test_as_many_requests_are_under_way_as_there_are_clients(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """By Little's law, but for the few who end alone."""
+    found = run(capsys, requests=60, mixed=1, workload="rag", output=20, concurrency=3)
+    assert found["num_requests"] == 60
+    assert found["load_asked_per_s"] is None
+    under_way = 60 / found["span_s"] * found["e2e_ms"]["mean"] / 1000
+    assert under_way == pytest.approx(3.0, rel=0.1)
+
+
 def test_limits_are_missed_for_a_reason(capsys: pytest.CaptureFixture[str]) -> None:
     asked: dict[str, Any] = {"requests": 12, "mixed": 1, "workload": "rag", "output": 4}
     found = run(capsys, **asked, load=1000.0, ttft_ms=100.0)
@@ -92,6 +103,8 @@ def test_limits_are_missed_for_a_reason(capsys: pytest.CaptureFixture[str]) -> N
         ({"trace": str(TRACE), "output": 3}, "--output"),
         ({"speed": 2.0}, "--speed is 2, and there is no trace"),
         ({"prefill": 2}, "workers that decode"),
+        ({"concurrency": 3, "load": 2.0}, "--load is 2.0, and --concurrency"),
+        ({"concurrency": 0}, "--concurrency is 0"),
         ({"model": "meta-llama-3.1-70b"}, "no room for KV"),
     ],
 )

@@ -4,12 +4,12 @@ from xml.etree import ElementTree
 
 import pytest
 
-from headrace.plan.picture import HEIGHT, WIDTH, Chart, Line, Mark
+from headrace.plan.picture import HEIGHT, WIDTH, Chart, Line, Mark, Span, SpanChart
 
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def drawn(chart: Chart) -> ElementTree.Element:
+def drawn(chart: Chart | SpanChart) -> ElementTree.Element:
     return ElementTree.fromstring(chart.to_svg())
 
 
@@ -46,3 +46,37 @@ def test_an_empty_chart_and_a_single_point_are_drawn() -> None:
     assert drawn(Chart(title="t", x_label="x", y_label="y")) is not None
     marked = drawn(Chart(title="t", x_label="x", y_label="y", marks=[Mark("m", (0.0, 0.0))]))
     assert len(list(marked.iter(f"{SVG}circle"))) == 1
+
+
+def texts(root: ElementTree.Element) -> list[str | None]:
+    return [text.text for text in root.iter(f"{SVG}text")]
+
+
+def test_a_line_of_one_point_is_seen() -> None:
+    root = drawn(Chart(title="t", x_label="x", y_label="y", lines=[Line("l", [(1.0, 2.0)])]))
+    [circle] = root.iter(f"{SVG}circle")
+    assert [(float(circle.attrib["cx"]), float(circle.attrib["cy"]))] == places(root)
+
+
+def test_thousands_are_written_out_and_millions_of_millions_are_not() -> None:
+    line = Line("l", [(0.0, 0.0), (20_000.0, 4e12)])
+    found = texts(drawn(Chart(title="t", x_label="x", y_label="y", lines=[line])))
+    assert "20,000" in found
+    assert "4e+12" in found
+
+
+def test_figures_stand_beside_the_ranges_that_they_are_held_against() -> None:
+    spans = [
+        Span(label="a", low=3.0, high=5.0, at=1.5, words="1.50 ×"),
+        Span(label="b", low=2.0, high=2.0, at=8.0, words="8.00 ×"),
+        Span(label="has no logarithm", low=2.0, high=2.0, at=0.0, words="0 ×"),
+    ]
+    chart = SpanChart(title="t", x_label="x", range_label="r", figure_label="f", spans=spans)
+    root = drawn(chart)
+    bars = [bar.attrib for bar in root.iter(f"{SVG}rect")][1:]  # behind the background
+    ends = [(float(bar["x"]), float(bar["x"]) + float(bar["width"])) for bar in bars]
+    dots = [float(circle.attrib["cx"]) for circle in root.iter(f"{SVG}circle")]
+    assert len(ends) == len(dots) == 2
+    assert dots[0] < ends[0][0] < ends[0][1] < dots[1]
+    assert ends[1][1] - ends[1][0] < 10.0
+    assert {"a", "b", "1.50 ×"} <= set(texts(root))

@@ -18,6 +18,7 @@ from headrace.bench.serve.tables import (
     latency_rows,
     limits_text,
     search_rows,
+    search_unit,
     search_words,
 )
 from headrace.core.base.metrics import percentile
@@ -26,6 +27,7 @@ from headrace.plan.picture import Chart, Line, Point
 
 NUM_WINDOWS: Final = 40  # of a chart over time
 MOST_POINTS: Final = 400  # of a line
+SHOWN_LIMIT: Final = 4.0  # times the largest value, up to which a limit is drawn
 _STYLE: Final = """
 body { font-family: sans-serif; margin: 2em auto; max-width: 72em; color: #222; }
 table { border-collapse: collapse; margin: 1em 0; }
@@ -41,12 +43,13 @@ def page_of(found: ServeResults, outcomes: Sequence[Outcome], rules: Rules) -> s
     body = [
         f"<h1>{escape(title)}</h1>",
         f"<p>{escape(found.url)}, {escape(found.endpoint)}; limits: "
-        f"{escape(limits_text(found.slo))}; seed {found.seed}; client on {escape(facts.cpu)}, "
-        f"{facts.num_cores} cores, load {facts.load_average:.1f}</p>",
+        f"{escape(limits_text(found.slo))} ({escape(found.importance)}); seed {found.seed}; "
+        f"client on {escape(facts.cpu)}, {facts.num_cores} cores, "
+        f"load {facts.load_average:.1f}</p>",
     ]
     if (search := found.search) is not None:
         body += [f"<h2>{escape(search_words(search))}</h2>", search_chart(search).to_svg()]
-        body.append(_table(["" + search.of, *SEARCH_COLUMNS], search_rows(search)))
+        body.append(_table([search_unit(search), *SEARCH_COLUMNS], search_rows(search)))
     if (report := found.report) is not None:
         body += _run(report)
         body += [chart.to_svg() for chart in run_charts(outcomes, rules)]
@@ -77,32 +80,36 @@ def run_charts(outcomes: Sequence[Outcome], rules: Rules) -> Iterator[Chart]:
     counted = [one for one in counted_of(outcomes, rules) if not one.fault]
     due = [Latencies.since(one.due_ns, one) for one in counted]
     sent = [Latencies.since(one.sent_ns, one) for one in counted]
+    slo = rules.slo
     yield _distribution(
         "Time to first token",
         {
             "since due": [one.ttft_ns for one in due],
             "since sent": [one.ttft_ns for one in sent],
         },
+        slo.ttft_ms,
     )
-    yield _distribution("Time per output token", {"TPOT": [one.tpot_ns for one in sent]})
+    tpot = {"TPOT": [one.tpot_ns for one in sent]}
+    yield _distribution("Time per output token", tpot, slo.tpot_ms)
     yield _distribution(
         "Time to the last token",
         {
             "since due": [one.e2e_ns for one in due],
             "since sent": [one.e2e_ns for one in sent],
         },
+        slo.e2e_ms,
     )
     at_s = [one.due_ns / NS_PER_S for one in counted]
     ttft_ms = [(one.ttft_ns or 0) / NS_PER_MS for one in due]
     yield Chart(
         title="Time to first token over the run",
-        x_label="due at, s",
+        x_label="due, s since the start",
         y_label="ms",
         lines=over_time(list(zip(at_s, ttft_ms, strict=True))),
     )
     yield Chart(
         title="Requests under way",
-        x_label="s",
+        x_label="s since the start",
         y_label="requests",
         lines=[Line("", under_way(outcomes))],
     )
@@ -112,8 +119,8 @@ def search_chart(search: SearchReport) -> Chart:
     points = sorted((trial.level, trial.attainment.value) for trial in search.trials)
     return Chart(
         title="Share of good requests",
-        x_label=search.of,
-        y_label="share",
+        x_label=search_unit(search),
+        y_label="share of requests",
         lines=[
             Line("good", points),
             Line("demanded", [(level, search.demanded_attainment) for level, _ in points]),
@@ -121,12 +128,19 @@ def search_chart(search: SearchReport) -> Chart:
     )
 
 
-def _distribution(title: str, values_ns: dict[str, list[float | None]]) -> Chart:
-    """How many are at most so large."""
+def _distribution(
+    title: str, values_ns: dict[str, list[float | None]], limit_ms: float | None
+) -> Chart:
+    """How many are at most so large. A limit that is far from all of them would make them a
+    point.
+    """
     lines = [
         Line(name, cumulative([one / NS_PER_MS for one in values if one is not None]))
         for name, values in values_ns.items()
     ]
+    largest = max((line.points[-1][0] for line in lines if line.points), default=0.0)
+    if limit_ms is not None and limit_ms <= SHOWN_LIMIT * largest:
+        lines.append(Line("limit", [(limit_ms, 0.0), (limit_ms, 1.0)]))
     return Chart(title=title, x_label="ms", y_label="share of requests", lines=lines)
 
 

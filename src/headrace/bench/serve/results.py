@@ -52,6 +52,7 @@ class ServeResults(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     num_left_out: int  # requests of the trace that the server would not take
     slo: Slo
+    importance: str  # of the workload's figures, in words
     report: Report | None
     search: SearchReport | None
 

@@ -71,6 +71,7 @@ def head_table(found: ServeResults, report: Report) -> Table:
     table.add_row("server", f"{found.url}, {found.endpoint}, {found.model}")
     table.add_row("traffic", f"{found.traffic}; seed {found.seed}")
     table.add_row("limits", limits_text(found.slo))
+    table.add_row("what counts", found.importance)
     for name, words in head_rows(report):
         table.add_row(name, words)
     return table
@@ -108,6 +109,10 @@ def latency_cells(row: Distribution) -> list[str]:
     return [str(row.count), f"{row.mean or 0:,.1f}", *middle, f"{row.largest or 0:,.1f}"]
 
 
+def search_unit(search: SearchReport) -> str:
+    return "clients" if search.of == CONCURRENCY else "requests/s"
+
+
 def search_words(search: SearchReport) -> str:
     unit = "client(s)" if search.of == CONCURRENCY else "requests/s"
     demand = f"at least {search.demanded_attainment:.0%} good"
@@ -118,7 +123,7 @@ def search_words(search: SearchReport) -> str:
     return f"{search.held:.4g} {unit} held with {demand}, {end}"
 
 
-SEARCH_COLUMNS = ("requests", "good", "TTFT p99", "TPOT p99", "verdict")
+SEARCH_COLUMNS = ("requests", "good", "TTFT p99, ms", "TPOT p99, ms", "verdict")
 
 
 def search_rows(search: SearchReport) -> Iterator[list[str]]:
@@ -135,7 +140,7 @@ def search_rows(search: SearchReport) -> Iterator[list[str]]:
 
 def search_table(search: SearchReport) -> Table:
     table = Table(title=search_words(search), title_justify="left", box=SIMPLE_HEAD)
-    table.add_column(search.of)
+    table.add_column(search_unit(search))
     for name in SEARCH_COLUMNS:
         table.add_column(name, justify="right")
     for row in search_rows(search):

@@ -92,6 +92,17 @@ RAG: Final = WorkloadProfile(
 PROFILES: Final = {profile.name: profile for profile in (CHAT, AGENT, RAG)}
 
 
+def importance_words(profile: WorkloadProfile) -> str:
+    """critical: TTFT, TPOT; matters: throughput; minor: E2E."""
+    parts = []
+    for rank in Importance:
+        names = [name for name, own in profile.importance.items() if own is rank]
+        if names:
+            upper = [name.upper() if name in ("ttft", "tpot", "e2e") else name for name in names]
+            parts.append(f"{rank.value}: {', '.join(upper)}")
+    return "; ".join(parts)
+
+
 def profile_named(name: str) -> WorkloadProfile:
     """Raises ConfigError that lists the names."""
     if (found := PROFILES.get(name.lower())) is None:

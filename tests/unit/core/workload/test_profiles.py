@@ -3,7 +3,13 @@
 import pytest
 
 from headrace.core.base.errors import ConfigError
-from headrace.core.workload.profiles import PROFILES, Importance, profile_named
+from headrace.core.workload.profiles import (
+    CHAT,
+    PROFILES,
+    Importance,
+    importance_words,
+    profile_named,
+)
 
 
 def test_every_profile_says_what_matters() -> None:
@@ -26,3 +32,8 @@ def test_names_are_found_or_listed() -> None:
     assert profile_named("RAG").name == "rag"
     with pytest.raises(ConfigError, match="chat, agent, rag"):
         profile_named("batch")
+
+
+def test_ranks_in_words_begin_with_the_highest() -> None:
+    words = "critical: TTFT, TPOT, goodput; matters: throughput; minor: E2E"
+    assert importance_words(CHAT) == words

@@ -9,6 +9,7 @@ from headrace.core.base.errors import ConfigError
 from headrace.core.base.request import SeqSpec
 from headrace.core.base.types import NS_PER_S, Ns
 from headrace.core.workload.arrivals import Arrivals
+from headrace.core.workload.closed_loop import ClosedLoop
 from headrace.core.workload.profiles import AGENT, CHAT, PROFILES, RAG, WorkloadProfile
 from headrace.core.workload.replay import TraceSource
 from headrace.core.workload.synthetic import SessionShape, Synthetic, SyntheticSource
@@ -107,3 +108,25 @@ def test_a_replay_shares_what_the_trace_shared() -> None:
     assert len(second.prompt_tokens) == 30  # the last six have no name
     assert third.prompt_tokens[:2] != first.prompt_tokens[:2]
     assert [one.arrived_ns for one in (first, second, third)] == [0, NS_PER_S // 2, NS_PER_S]
+
+
+def test_clients_ask_again_when_they_are_answered_until_all_is_asked() -> None:
+    inner = SyntheticSource(workload(RAG, 7))
+    source = ClosedLoop(inner, 3)
+    first = list(source.arrivals())
+    assert [spec.arrived_ns for spec in first] == [0, 0, 0]
+    later = [source.follow_up(first[0], (1,), Ns(at)) for at in (5, 6, 7, 8, 9)]
+    assert [spec and spec.arrived_ns for spec in later] == [5, 6, 7, 8, None]
+    found = [*first, *filter(None, later)]
+    assert [spec.prompt_tokens for spec in found] == [
+        spec.prompt_tokens for spec in SyntheticSource(workload(RAG, 7)).arrivals()
+    ]
+
+
+def test_a_client_goes_on_with_its_session_and_does_not_pause() -> None:
+    source = ClosedLoop(SyntheticSource(workload(CHAT, 8)), 1)
+    [first] = source.arrivals()
+    second = source.follow_up(first, (1, 2), Ns(5))
+    assert second is not None
+    assert second.arrived_ns == 5
+    assert second.prompt_tokens[: len(first.prompt_tokens)] == first.prompt_tokens
