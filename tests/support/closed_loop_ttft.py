@@ -1,11 +1,12 @@
 """TTFT of measured points, by simulating the client that measured them, with costs of whole
 configurations held out.
 
-    PYTHONPATH=src:tests python -m support.closed_loop_ttft hardware_points.csv [every]
+    PYTHONPATH=src:tests python -m support.closed_loop_ttft hardware_points.csv [number [engine]]
 
 A sweep's client has as many requests under way as its concurrency, begins with all of them at
 once, and asks ten rounds of them, whose lengths are even between 0.8 and 1.0 of the longest. Three
-rounds are simulated: those after the first are alike. `every` 3 takes every third point.
+rounds are simulated: those after the first are alike. `number` takes as many points of each
+engine and kind of model, by chance.
 """
 
 import sys
@@ -147,20 +148,24 @@ def report(name: str, points: Sequence[Point], predicted: Floats) -> None:
         )
 
 
-def main(file: str, every: int = 1) -> None:
+def some(points: Sequence[Point], number: int) -> list[Point]:
+    return Random(0).sample(points, min(number or len(points), len(points)))
+
+
+def main(file: str, number: int = 0, engines: Sequence[str] = tuple(QUANTISED_KV)) -> None:
     points = [p for p in read_points(Path(file)) if p.ttft_ms]
-    for engine in QUANTISED_KV:
-        theirs = list(that_fit([p for p in points if p.engine == engine], engine))[::every]
-        dense = [p for p in theirs if not p.is_moe]
+    for engine in engines:
+        theirs = list(that_fit([p for p in points if p.engine == engine], engine))
+        dense = some([p for p in theirs if not p.is_moe], number)
         predicted = held_out_ms(dense)
         report(engine, dense, predicted)
         efficiency = Engine.named(engine).efficiency
         measured = np.array([p.ttft_ms for p in dense])
         outside_ms = host_ms(measured, np.array([simulated_ms(p, efficiency) for p in dense]))
         print(f"    outside of steps: {outside_ms:.0f} ms")
-        experts = [p for p in theirs if p.is_moe]
+        experts = some([p for p in theirs if p.is_moe], number)
         report(f"{engine}, experts", experts, by_dense_ms(experts, engine, outside_ms))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], *map(int, sys.argv[2:3]))
+    main(sys.argv[1], int(sys.argv[2]) if sys.argv[2:] else 0, sys.argv[3:] or tuple(QUANTISED_KV))

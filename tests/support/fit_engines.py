@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from headrace.core.cost.hardware import Efficiency
 from headrace.plan.steps import ClosedLoop
-from support.hardware_points import QUANTISED_KV, Point, read_points
+from support.hardware_points import QUANTISED_KV, RESERVED_BYTES, Point, read_points
 
 Floats = npt.NDArray[np.float64]
 
@@ -191,7 +191,11 @@ def describe(engine: str, points: Sequence[Point]) -> dict[str, object]:
     return {
         "engine": engine,
         "interference_share": values.pop("interference_share"),
-        "efficiency": {"step_ns": STEP_NS, **values},
+        "efficiency": {
+            "step_ns": STEP_NS,
+            "reserved_bytes": RESERVED_BYTES.get(engine, 0.0),
+            **values,
+        },
         "quantised_kv_dtype": QUANTISED_KV[engine],
         "num_points": len(dense),
         "num_series": len({p.series for p in dense}),

@@ -42,6 +42,11 @@ WEIGHTS = {"fp8": "fp8", "fp4": "fp4", "bf16": "bf16", "unspecified": "bf16"}
 # the checkpoint, the others keep the type of the activations.
 QUANTISED_KV = {"trtllm": "fp8", "vllm": "bf16", "sglang": "bf16"}
 
+# What an engine keeps of a device for itself, where that is not a tenth and 2 GB. SGLang's own rule
+# (512 MB, 1.5 MB for each token of its chunks of 8,192, 2 MB for each sequence of its graphs) says
+# 13.4 GB; as many requests wait, with one device, as if it were 12.9.
+RESERVED_BYTES = {"sglang": 12.9e9}
+
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
     """One measured load on one configuration."""
@@ -82,7 +87,9 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
             layout=Layout(tp=self.tp, pp=self.pp, ep=self.ep),
             weight_dtype=self.weights,
             kv_dtype=QUANTISED_KV[self.engine] if is_quantised else "bf16",
-            efficiency=efficiency,
+            efficiency=msgspec.structs.replace(
+                efficiency, reserved_bytes=RESERVED_BYTES.get(self.engine, 0.0)
+            ),
         )
 
     def predicted(self, efficiency: Efficiency, interference_share: float) -> ClosedLoop:

@@ -35,8 +35,10 @@ def mean_context_tokens(prompt_tokens: float, output_tokens: float) -> float:
 
 def kv_room_bytes(cost: DataSheetCostModel) -> float:
     """What one device has left for KV beside its weights; negative where these do not fit."""
-    room = cost.accelerator.memory_bytes * MEMORY_SHARE - ACTIVATION_BYTES
-    return room - cost.weight_bytes_per_gpu()
+    memory_bytes = cost.accelerator.memory_bytes
+    usual_bytes = memory_bytes * (1 - MEMORY_SHARE) + ACTIVATION_BYTES
+    reserved_bytes = cost.efficiency.reserved_bytes or usual_bytes
+    return memory_bytes - reserved_bytes - cost.weight_bytes_per_gpu()
 
 
 def num_seqs_that_fit(cost: DataSheetCostModel, tokens_per_seq: float) -> int:

@@ -177,6 +177,8 @@ class Efficiency(msgspec.Struct, frozen=True, kw_only=True):
     step_ns: float = 0.0
     seq_ns: float = 0.0  # of each sequence in a step: sampling, tables
     collective_ns: float = 0.0  # until the first byte of a collective moves
+    # Of a device, without weights and KV; 0 = what most engines keep, by the device's size.
+    reserved_bytes: float = 0.0
     source: str = "data sheet at 100 %: a bound, not an estimate"
 
 
