@@ -6,7 +6,7 @@ configurations held out.
 A sweep's client has as many requests under way as its concurrency, begins with all of them at
 once, and asks ten rounds of them, whose lengths are even between 0.8 and 1.0 of the longest. Three
 rounds are simulated: those after the first are alike. `number` takes as many points of each
-engine and kind of model, by chance.
+engine and kind of model, by chance. Left out are rounds of more than 65,536 output tokens.
 """
 
 import sys
@@ -39,6 +39,7 @@ SIMULATED_ROUNDS = 3
 LEAST_SHARE = 0.8
 STEP_TOKENS = 8192  # of vLLM and SGLang on such devices, and of the sweep's own flags
 BLOCK_SIZE = 64
+MOST_TOKENS = 65_536  # of a round's answers; of long answers by many clients little is waited for
 # It lets nobody decode while prompts wait, so that who begins together ends together: where all
 # lengths are equal, each round is as the first.
 KEEPS_ROUNDS = "sglang"
@@ -148,6 +149,10 @@ def report(name: str, points: Sequence[Point], predicted: Floats) -> None:
         )
 
 
+def soon_simulated(points: Sequence[Point]) -> list[Point]:
+    return [p for p in points if p.concurrency * p.output_tokens <= MOST_TOKENS]
+
+
 def some(points: Sequence[Point], number: int) -> list[Point]:
     return Random(0).sample(points, min(number or len(points), len(points)))
 
@@ -155,7 +160,7 @@ def some(points: Sequence[Point], number: int) -> list[Point]:
 def main(file: str, number: int = 0, engines: Sequence[str] = tuple(QUANTISED_KV)) -> None:
     points = [p for p in read_points(Path(file)) if p.ttft_ms]
     for engine in engines:
-        theirs = list(that_fit([p for p in points if p.engine == engine], engine))
+        theirs = list(that_fit(soon_simulated([p for p in points if p.engine == engine]), engine))
         dense = some([p for p in theirs if not p.is_moe], number)
         predicted = held_out_ms(dense)
         report(engine, dense, predicted)

@@ -71,14 +71,14 @@ class Chart(msgspec.Struct, frozen=True, kw_only=True):
                 f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>'
             )
             if len(line.points) == 1:
-                left, top = path.split(",")
-                body.append(f'<circle cx="{left}" cy="{top}" r="4" fill="{colour}"/>')
+                across, down = path.split(",")
+                body.append(_dot(across, down, colour))
             body.append(_text(WIDTH, TOP + 12 + 18 * place, line.label, colour=colour))
         for place, mark in enumerate(marks):
             colour = COLOURS[(len(lines) + place) % len(COLOURS)]
             left, top = x.at(mark.at[0]), y.at(mark.at[1])
             is_right = left > (LEFT + WIDTH) * 0.6
-            body.append(f'<circle cx="{left:.1f}" cy="{top:.1f}" r="4" fill="{colour}"/>')
+            body.append(_dot(f"{left:.1f}", f"{top:.1f}", colour))
             anchor, shift = ("end", -8) if is_right else ("start", 8)
             body.append(_text(left + shift, top - 6, mark.label, anchor, colour))
         width = WIDTH + LETTER * max((len(line.label) for line in lines), default=0)
@@ -130,7 +130,7 @@ class SpanChart(msgspec.Struct, frozen=True, kw_only=True):
                 _text(left - 8, top + 4, span.label, "end"),
                 f'<rect x="{low - 2:.1f}" y="{top - 5}" width="{high - low + 4:.1f}" height="10" '
                 f'fill="{COLOURS[0]}" fill-opacity="0.5"/>',
-                f'<circle cx="{at:.1f}" cy="{top}" r="4" fill="{COLOURS[1]}"/>',
+                _dot(f"{at:.1f}", str(top), COLOURS[1]),
                 _text(max(high, at) + 10, top + 4, span.words, colour=COLOURS[1]),
             ]
         return _svg(width, end + BOTTOM, body)
@@ -191,6 +191,10 @@ def _grid(x: _Axis, y: _Axis) -> list[str]:
         parts.append(f'<path d="M{x.start} {top:.1f}H{x.end}" stroke="#dddddd"/>')
         parts.append(_text(x.start - 8, top + 4, _shown(tick), "end"))
     return parts
+
+
+def _dot(x: str, y: str, colour: str) -> str:
+    return f'<circle cx="{x}" cy="{y}" r="4" fill="{colour}"/>'
 
 
 def _shown(tick: float) -> str:
