@@ -186,21 +186,11 @@ def sim(flags: SimFlags, file: str | None, *, as_json: bool) -> int:
     if isinstance(device.cost, WatchedCost):
         provenance = with_beyond(provenance, device.cost.beyond())
     if as_json:
-        figures = {
-            **msgspec.to_builtins(summary),
-            "load_asked_per_s": load,
-            "asked": msgspec.to_builtins(asked),
-            "slo": msgspec.to_builtins(slo),
-            "importance": profile.importance,
-            "provenance": msgspec.to_builtins(provenance),
-        }
-        print_json(figures)
+        told = {"asked": asked, "slo": slo, "provenance": provenance}
+        figures = {**msgspec.to_builtins(summary), **msgspec.to_builtins(told)}
+        print_json(figures | {"load_asked_per_s": load, "importance": profile.importance})
         return 0
-    words = {
-        "load": load_words(summary, load, profile),
-        "what counts": importance_words(profile),
-    }
-    for table in tables(summary, slo, words):
+    for table in tables(summary, slo, asked_words(summary, load, profile)):
         print_table(table)
     report_provenance(provenance)
     return 0
@@ -327,6 +317,13 @@ def read_trace(file: str) -> list[TraceRequest]:
 
 
 # ---- what comes of it
+
+
+def asked_words(summary: Summary, load: float | None, profile: WorkloadProfile) -> dict[str, str]:
+    return {
+        "load": load_words(summary, load, profile),
+        "what counts": importance_words(profile),
+    }
 
 
 def tables(found: Summary, slo: Slo, asked: Mapping[str, str]) -> list[Table]:
