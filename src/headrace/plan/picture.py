@@ -7,7 +7,7 @@ and any browser to be seen.
 from collections.abc import Sequence
 from html import escape
 from itertools import chain
-from math import ceil, floor, log10
+from math import ceil, floor, isfinite, log10
 from typing import Final
 
 import msgspec
@@ -99,7 +99,7 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpanChart(msgspec.Struct, frozen=True, kw_only=True):
-    """A row for each span, on a logarithmic axis: what is not positive is left out there."""
+    """A row for each span, on a logarithmic axis: what has no place there is left out."""
 
     title: str
     x_label: str
@@ -108,7 +108,7 @@ class SpanChart(msgspec.Struct, frozen=True, kw_only=True):
     spans: Sequence[Span]
 
     def to_svg(self) -> str:
-        spans = [span for span in self.spans if min(span.low, span.at) > 0]
+        spans = [span for span in self.spans if min(span.low, span.at) > 0 and isfinite(span.at)]
         left = LEFT + SMALL_LETTER * max((len(span.label) for span in spans), default=0)
         width, end = left + WIDTH - LEFT, TOP + ROW * (len(spans) + 1)
         ends = [value for span in spans for value in (span.low, span.high, span.at)]

@@ -1,5 +1,6 @@
 """Pictures are well-formed, keep inside their frame, and survive what charts may hold."""
 
+from math import inf
 from xml.etree import ElementTree
 
 import pytest
@@ -70,6 +71,7 @@ def test_figures_stand_beside_the_ranges_that_they_are_held_against() -> None:
         Span(label="a", low=3.0, high=5.0, at=1.5, words="1.50 ×"),
         Span(label="b", low=2.0, high=2.0, at=8.0, words="8.00 ×"),
         Span(label="has no logarithm", low=2.0, high=2.0, at=0.0, words="0 ×"),
+        Span(label="has no end", low=2.0, high=2.0, at=inf, words="inf ×"),
     ]
     chart = SpanChart(title="t", x_label="x", range_label="r", figure_label="f", spans=spans)
     root = drawn(chart)
