@@ -89,9 +89,16 @@ def _own_machine(log: str, recording: Recording) -> Machine:
         if len(times.steps) >= MIN_STEPS:
             found = calibration_of(times, (), num_workers=1, source="its own")
             return Machine(found, None, provenance_of(found, log, 1))
+    pools = recording.pools[-1].pools if recording.pools else ()
     sources = tuple(
         f"{pool.num_workers} {pool.role} workers, each with a machine like the recorded one's:"
         f" {pool.cost.num_samples} recorded steps, as their driver saw them"
-        for pool in (recording.pools[-1].pools if recording.pools else ())
+        for pool in pools
     )
-    return Machine(None, None, Provenance(kind="recorded", sources=sources))
+    few = tuple(
+        f"{pool.cost.num_samples} steps of {pool.role} workers: of fewer than {MIN_STEPS} a fit"
+        " says little, and --cost FILE more"
+        for pool in pools
+        if pool.cost.num_samples < MIN_STEPS
+    )
+    return Machine(None, None, Provenance(kind="recorded", sources=sources, extrapolates=few))

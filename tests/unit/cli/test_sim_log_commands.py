@@ -210,6 +210,12 @@ def test_a_recording_says_whose_steps_it_takes(
         run_line(["sim", "whatif", str(log), "--sharing", "2"])
 
 
+def test_few_recorded_steps_say_little(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log.write_bytes(log.read_bytes().replace(b'"num_samples":100', b'"num_samples":12'))
+    beyond = answer(capsys, "run", log)["provenance"]["extrapolates"]
+    assert beyond[0].startswith("12 steps of mixed workers: of fewer than 50 a fit says little")
+
+
 def test_a_cut_recording_says_so(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log.write_bytes(log.read_bytes()[:-9])
     found = answer(capsys, "run", log)
