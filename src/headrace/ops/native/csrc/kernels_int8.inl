@@ -106,39 +106,66 @@ HR_INLINE void int8_block(const std::byte* panel, int block, const QuantBlock* x
 // A lone row waits for memory, which gives more to several streams at once: it walks this many panels side by side.
 inline constexpr int kStreams = 4;
 
+// As finish_panel does, from registers where it can.
+template <int R>
+HR_INLINE void finish_rows(const LinearSpan& s, int panel, const F* acc, int first_row) {
+  const int first = panel * kLanes;
+  if (s.num_outputs - first >= kLanes) {
+    float* out = s.out + first_row * s.out_stride + first;
+    for (int r = 0; r < R; ++r) store(out + r * s.out_stride, s.bias ? add(acc[r], load(s.bias + first)) : acc[r]);
+  } else {
+    alignas(64) float sums[R * kLanes];
+    for (int r = 0; r < R; ++r) store(sums + r * kLanes, acc[r]);
+    finish_panel(s, panel, R, sums, first_row);
+  }
+}
+
+// Lines of a block's memory that a tile fetches of each block that comes after its panels. All at once would be more than a
+// core can have under way, so the tiles of a panel share them.
+template <WeightType T>
+struct Lines {
+  static constexpr int kAll = (step_bytes(T) + 63) / 64;
+  int first = 0, count = kAll;
+  static Lines of_tile(int tile, int num_tiles) {
+    const int parts = least(num_tiles, kAll);
+    if (tile >= parts) return {0, 0};
+    const int first = kAll * tile / parts;
+    return {first, kAll * (tile + 1) / parts - first};
+  }
+};
+
 // R rows times P panels, one after another in memory.
 template <WeightType T, int R, int P>
-void int8_tile(const LinearSpan& s, int panel, int row) {
+void int8_tile(const LinearSpan& s, int panel, int row, Lines<T> lines) {
   const std::byte* weights = s.panels + panel * s.panel_bytes;
   const QuantBlock* x = s.x_int8 + row * s.x_stride;
-  const Ahead ahead = row == 0 ? Ahead::of(s, panel, P) : Ahead{nullptr, 0};  // only the first rows wait for memory
+  const Ahead ahead = lines.count > 0 ? Ahead::of(s, panel, P) : Ahead{nullptr, 0};
   F acc[P][R];
   for (int p = 0; p < P; ++p)
     for (int r = 0; r < R; ++r) acc[p][r] = zero();
   for (int block = 0; block < s.num_inputs / 32; ++block, ++x)
     for (int p = 0; p < P; ++p) {
-      ahead.fetch(p, block * step_bytes(T), step_bytes(T));
+      if (lines.count == Lines<T>::kAll)
+        ahead.fetch(p, block * step_bytes(T), step_bytes(T));
+      else
+        ahead.fetch(p, block * step_bytes(T) + lines.first * 64, lines.count * 64);
       int8_block<T, R>(weights + p * s.panel_bytes, block, x, s.x_stride, acc[p]);
     }
-  alignas(64) float sums[R * kLanes];
-  for (int p = 0; p < P; ++p) {
-    for (int r = 0; r < R; ++r) store(sums + r * kLanes, acc[p][r]);
-    finish_panel(s, panel + p, R, sums, row);
-  }
+  for (int p = 0; p < P; ++p) finish_rows<R>(s, panel + p, acc[p], row);
 }
 
 template <WeightType T, int R = kInt8Rows>
-HR_INLINE void int8_tile_of(const LinearSpan& s, int panel, int row, int height) {
+HR_INLINE void int8_tile_of(const LinearSpan& s, int panel, int row, int height, Lines<T> lines) {
   if constexpr (R > 0) {
-    if (height == R) return int8_tile<T, R, 1>(s, panel, row);
-    int8_tile_of<T, R - 1>(s, panel, row, height);
+    if (height == R) return int8_tile<T, R, 1>(s, panel, row, lines);
+    int8_tile_of<T, R - 1>(s, panel, row, height, lines);
   }
 }
 
 template <WeightType T, int P = kStreams>
 HR_INLINE void int8_streams(const LinearSpan& s, int panel, int streams) {
   if constexpr (P > 0) {
-    if (streams == P) return int8_tile<T, 1, P>(s, panel, 0);
+    if (streams == P) return int8_tile<T, 1, P>(s, panel, 0, {});
     int8_streams<T, P - 1>(s, panel, streams);
   }
 }
@@ -158,7 +185,7 @@ void int8_panels(const LinearSpan& s) {
   for (int panel = 0; panel < s.num_panels; ++panel)
     for (int t = 0, row = 0; t < num_tiles; ++t) {
       const int height = (s.rows - row) / (num_tiles - t);
-      int8_tile_of<T>(s, panel, row, height);
+      int8_tile_of<T>(s, panel, row, height, Lines<T>::of_tile(t, num_tiles));
       row += height;
     }
 }

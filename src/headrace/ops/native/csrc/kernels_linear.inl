@@ -212,46 +212,6 @@ void decode(const std::byte* panel, int first_step, int num_steps, float* out) {
   }
 }
 
-// ---- The register tile: c[r][16] (+)= a[r][k] * b(k)[16], k in order ----
-
-template <int R, class B>
-HR_INLINE void tile(B b, const float* a, size_t a_stride, float* c, size_t c_stride, int depth, bool accumulate) {
-  F acc[R];
-  for (int r = 0; r < R; ++r) acc[r] = accumulate ? load(c + r * c_stride) : zero();
-#pragma GCC unroll 4
-  for (int k = 0; k < depth; ++k) {
-    const F w = b(k);
-    for (int r = 0; r < R; ++r) acc[r] = fma(w, set1(a[r * a_stride + k]), acc[r]);
-  }
-  for (int r = 0; r < R; ++r) store(c + r * c_stride, acc[r]);
-}
-
-template <int R = kTileRows, class B>
-void tile_rows(int rows, B b, const float* a, size_t a_stride, float* c, size_t c_stride, int depth, bool accumulate) {
-  if constexpr (R > 0) {
-    if (rows == R) return tile<R>(b, a, a_stride, c, c_stride, depth, accumulate);
-    tile_rows<R - 1>(rows, b, a, a_stride, c, c_stride, depth, accumulate);
-  }
-}
-
-// All rows, in tiles of nearly equal height: a tile of one or two rows would wait for its own sums.
-template <class B>
-HR_INLINE void matmul(int rows, B b, const float* a, size_t a_stride, float* c, size_t c_stride, int depth,
-                      bool accumulate) {
-  const int num_tiles = (rows + kTileRows - 1) / kTileRows;
-  for (int t = 0, row = 0; t < num_tiles; ++t) {
-    const int height = (rows - row) / (num_tiles - t);
-    tile_rows(height, b, a + row * a_stride, a_stride, c + row * c_stride, c_stride, depth, accumulate);
-    row += height;
-  }
-}
-
-struct Floats {
-  const float* data;
-  size_t stride;
-  __attribute__((always_inline)) F operator()(int k) const { return load(data + k * stride); }
-};
-
 // ---- Few rows: weights are decoded in registers and used at once ----
 
 // R rows times P panels. A sum can take one product in four cycles, so a lone row works on two panels at a time, four
@@ -312,8 +272,8 @@ void direct(const LinearSpan& s, int first_panel, float* sums) {
 
 // ---- Many rows: a stretch of a panel is decoded into the first-level cache and used by all rows ----
 
-inline constexpr int kStretch = 256;  // inputs decoded at a time: 16 KiB of the first-level cache
-inline constexpr int kGroupRows = 96;  // rows that share a decoded stretch
+inline constexpr int kStretch = 256;  // most inputs decoded at a time: 16 KiB of the first-level cache
+inline constexpr int kGroupRows = 192;  // rows that share a decoded stretch
 
 // Add the bias and write the outputs that exist.
 HR_INLINE void finish_panel(const LinearSpan& s, int panel, int rows, const float* sums, int first_row) {
@@ -352,21 +312,41 @@ void direct_any(const LinearSpan& s) {
   }
 }
 
+// Rows from `row` on times one panel.
+template <class D>
+void decoded_panel(const LinearSpan& s, int panel, int row, int rows, float* stretch, float* sums) {
+  constexpr int depth = step_inputs(D::kType);
+  const int column = panel * kLanes;
+  const bool is_full = s.num_outputs - column >= kLanes;
+  const int stretches = (s.num_inputs + kStretch - 1) / kStretch;
+  for (int i = 0, k = 0; i < stretches; ++i) {  // of nearly equal length, in whole steps
+    const int even = (s.num_inputs - k + stretches - i - 1) / (stretches - i);
+    const int inputs = least(s.num_inputs - k, (even + depth - 1) / depth * depth);
+    const int first_step = k / depth, steps = (inputs + depth - 1) / depth;
+    decode<D>(s.panels + panel * s.panel_bytes, first_step, steps, stretch);
+    // While all rows use it, the weights after it come.
+    const bool is_last = panel + 1 == s.num_panels && k + inputs == s.num_inputs;
+    const std::byte* after = s.panels + panel * s.panel_bytes + (first_step + steps) * step_bytes(D::kType);
+    Ahead{is_last ? s.next : after, 0}.fetch(0, 0, steps * step_bytes(D::kType));
+    Sums of{k > 0 ? sums : nullptr, kLanes, sums, kLanes, nullptr};
+    if (is_full && k + inputs == s.num_inputs) {  // what the last stretch gives are the outputs
+      of.to = s.out + row * s.out_stride + column;
+      of.to_stride = s.out_stride;
+      of.bias = s.bias ? s.bias + column : nullptr;
+    }
+    matmul(rows, Floats{stretch, kLanes}, s.x + row * s.x_stride + k, s.x_stride, of, inputs);
+    k += inputs;
+  }
+  if (!is_full) finish_panel(s, panel, rows, sums, row);
+}
+
 template <class D>
 void decoded(const LinearSpan& s) {
-  constexpr int depth = step_inputs(D::kType);
   alignas(64) float stretch[kStretch * kLanes];
   alignas(64) float sums[kGroupRows * kLanes];
   for (int row = 0; row < s.rows; row += kGroupRows)
-    for (int panel = 0; panel < s.num_panels; ++panel) {
-      const int rows = least(s.rows - row, kGroupRows);
-      for (int k = 0; k < s.num_inputs; k += kStretch) {
-        const int inputs = least(s.num_inputs - k, kStretch);
-        decode<D>(s.panels + panel * s.panel_bytes, k / depth, (inputs + depth - 1) / depth, stretch);
-        matmul(rows, Floats{stretch, kLanes}, s.x + row * s.x_stride + k, s.x_stride, sums, kLanes, inputs, k > 0);
-      }
-      finish_panel(s, panel, rows, sums, row);
-    }
+    for (int panel = 0; panel < s.num_panels; ++panel)
+      decoded_panel<D>(s, panel, row, least(s.rows - row, kGroupRows), stretch, sums);
 }
 
 void linear(const LinearSpan& s) {

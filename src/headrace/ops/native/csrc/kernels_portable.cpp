@@ -2,6 +2,7 @@
 #include "kernels.h"
 #include "simd_portable.h"
 #include "kernels_ahead.inl"
+#include "kernels_tile.inl"
 #include "kernels_linear.inl"
 #include "kernels_int8.inl"
 #include "kernels_rows.inl"

@@ -31,6 +31,9 @@ void f32_products(int64_t steps) {
   for (F& s : sum) hide(s);
 }
 
+// At a loop's end some compilers move each sum from register to register, so there are several products to one end.
+constexpr int kIntSteps = 8;
+
 // Products of weights `w`, which are other ones in each step, with inputs that are others in each chain.
 template <class Dot>
 HR_INLINE void int_products(int64_t steps, Dot dot) {
@@ -43,10 +46,12 @@ HR_INLINE void int_products(int64_t steps, Dot dot) {
     x[i] = 0x01010101 * (i + 1);
     asm volatile("" : "+r"(x[i]));
   }
-  for (int64_t step = 0; step < steps; ++step) {
-    hide(w);
-    dot(sum, w, x);
-  }
+  for (int64_t step = 0; step < steps; ++step)
+#pragma GCC unroll 8
+    for (int i = 0; i < kIntSteps; ++i) {
+      hide(w);
+      dot(sum, w, x);
+    }
   for (I& s : sum) hide(s);
 }
 
@@ -64,8 +69,8 @@ void int8_products(int64_t steps) {
 }
 
 constexpr ProductLoop kF32{f32_products, kTileRows * kLanes * 2};
-constexpr ProductLoop kInt4{int4_products, kIntChains * kLanes * 4 * 2};
-constexpr ProductLoop kInt8{int8_products, kIntChains * kLanes * 4 * 2};
+constexpr ProductLoop kInt4{int4_products, kIntSteps * kIntChains * kLanes * 4 * 2};
+constexpr ProductLoop kInt8{int8_products, kIntSteps * kIntChains * kLanes * 4 * 2};
 constexpr ProductLoop kNone{nullptr, 0};
 
 }  // namespace

@@ -10,6 +10,10 @@ namespace {
 
 // Rows of a linear operation that one chunk takes: enough to pay for decoding the weights.
 constexpr int kLinearRows = 192;
+// Multiply-adds of a piece of a large operation, some tens of microseconds, and how many such pieces a thread gets at
+// most: whoever is done first waits for half a piece on average.
+constexpr int64_t kPieceProducts = 4'000'000;
+constexpr int kMaxChunksPerThread = 4 * kChunksPerThread;
 
 }  // namespace
 
@@ -17,8 +21,12 @@ Program::Split Program::split_of(const Op& op, int rows) const {
   int panels = 0;
   for (const Part& part : op.parts) panels += part.weight->num_panels();
   const int row_groups = ceil_div(rows, kLinearRows);
-  const int64_t cost = static_cast<int64_t>(panels) * kLanes * at(op.x).width * rows / 8;
-  const int group = cost < kSerialCost ? panels : ceil_div(panels * row_groups, kChunksPerThread * pool_.threads());
+  const int64_t products = static_cast<int64_t>(panels) * kLanes * at(op.x).width * rows;
+  const auto chunks = std::clamp<int64_t>(products / (kPieceProducts * pool_.threads()), kChunksPerThread,
+                                          kMaxChunksPerThread);
+  const int group = products < 8 * kSerialCost
+                        ? panels
+                        : ceil_div(panels * row_groups, static_cast<int>(chunks) * pool_.threads());
   return {panels, group, ceil_div(panels, group), row_groups};
 }
 
