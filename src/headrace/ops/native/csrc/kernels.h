@@ -208,6 +208,10 @@ struct Kernels {
   float (*max_row)(const float* x, int n);
   // exp(x - shift), 0 where the difference is below -700. Differences are not positive.
   void (*exp_row)(const double* x, double shift, int n, double* out);
+  double (*sum_exp_row)(const double* x, double shift, int n);  // of what exp_row gives, added up in order
+  void (*divide_row)(const float* x, double divisor, int n, double* out);
+  // The indices of numbers in [floor, ceiling), in order, and how many there are. `out` has room for one more than n.
+  int (*find_row)(const double* x, double floor, double ceiling, int n, int* out);
 };
 
 const Kernels* portable_kernels();

@@ -1,8 +1,8 @@
 // Causal attention over the paged KV cache. Included once for each instruction set, after the other kernels.
 //
 // Each row keeps an online softmax (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018) that
-// takes kSoftmaxTokens at a time. Every kSegmentTokens the running state is closed and merged into the row's total,
-// first segment first. Nothing in this order depends on the other rows of a tile, so rows of several sequences may
+// takes a window of kSoftmaxTokens at a time. Every kSegmentTokens the running state is closed and merged into the row's
+// total, first segment first. Nothing in this order depends on the other rows of a tile, so rows of several sequences may
 // share a walk over blocks that all of them hold. Rows in order see more and more tokens: those that see a token are
 // always the last ones.
 
@@ -11,107 +11,80 @@ namespace {
 
 constexpr int padded(int n) { return (n + kLanes - 1) / kLanes * kLanes; }
 constexpr float kMinusInf = -__builtin_inff();
-constexpr int kSegmentBlocks = kSegmentTokens / kBlockTokens;
-// From one row's scores to the next one's. Not a power of two, or all rows would fall on the same few lines of a cache.
-constexpr int kScoreStride = kSegmentTokens + kLanes;
+constexpr int kWindowBlocks = kSoftmaxTokens / kBlockTokens;
+// From one row's scores to the next one's, where a walk keeps those of a segment, or of a window. Not a power of two, or all
+// rows would fall on the same few lines of a cache.
+constexpr int kSegmentStride = kSegmentTokens + kLanes;
+constexpr int kWindowStride = kSoftmaxTokens + kLanes;
+constexpr int kScores = kTileRows * kSegmentStride > kAttentionRows * kWindowStride ? kTileRows * kSegmentStride
+                                                                                    : kAttentionRows * kWindowStride;
 
-// States of the rows: the greatest score so far, the sum of exp(score - max), and the same sum weighted with values.
+// States of the rows: the greatest score so far, the sum of exp(score - max), and the same sum weighted with values. There is
+// room for sixteen rows from any one on.
 struct SoftmaxRows {
-  alignas(64) float max[kAttentionRows];
-  alignas(64) float mass[kAttentionRows];
+  alignas(64) float max[kAttentionRows + kLanes];
+  alignas(64) float mass[kAttentionRows + kLanes];
   alignas(64) float sum[kAttentionRows * kMaxHeadDim];
 };
 
 struct AttentionScratch {
   SoftmaxRows open, closed;  // of the running segment, and of those before it
   alignas(64) float q[kAttentionRows * kMaxHeadDim];
-  alignas(64) float keys[kMaxHeadDim * kBlockTokens];
-  alignas(64) float values[kSoftmaxTokens * kMaxHeadDim];
-  alignas(64) float scores[kAttentionRows * kScoreStride];  // then their exponentials
-  alignas(64) float max[kAttentionRows], decay[kAttentionRows];
+  alignas(64) float wide[kSoftmaxTokens * kMaxHeadDim];  // keys of a window, then its values
+  alignas(64) float scores[kScores];                     // then their exponentials
+  alignas(64) float max[kAttentionRows + kLanes];
+  alignas(64) float decay[kAttentionRows + kLanes];  // by which the sums shrink before a window is added
 };
 
-HR_INLINE float* row_pointer(const AttentionTile& t, int row) {
-  return t.q_out + static_cast<size_t>(t.rows[row].token) * t.stride +
-         static_cast<size_t>(t.rows[row].head) * static_cast<size_t>(t.head_dim);
-}
-HR_INLINE float* partial_of(const AttentionTile& t, int row, int segment) {
-  return t.partials + t.rows[row].partial + segment * partial_floats(t.head_dim);
-}
-HR_INLINE int last_position(const AttentionTile& t) { return t.rows[t.num_rows - 1].position; }
-// The first row that sees the token.
-HR_INLINE int first_seeing(const AttentionTile& t, int token) {
-  int row = 0;
-  while (row < t.num_rows && t.rows[row].position < token) ++row;
-  return row;
-}
-// Of the tokens from `start` on, the next `count` at most, those that the row sees.
-HR_INLINE int visible(const AttentionTile& t, int row, int start, int count) {
-  return least(t.rows[row].position - start + 1, count);
-}
-
-// What a segment reads, in order: the keys of its blocks, their values, and, to fetch them ahead, the keys of the next
-// segment. The hardware cannot guess where the next block lies, and memory takes as long as the products of some blocks.
-struct Parts {
-  static constexpr int kAhead = 4;
-  int num_blocks;
-  const std::byte* parts[2 * kSegmentBlocks + kAhead];
-
-  Parts(const AttentionTile& t, int segment, size_t part_bytes) {
-    const int begin = segment * kSegmentBlocks;
-    const int end = least(last_position(t) / kBlockTokens + 1, t.end_segment * kSegmentBlocks);
-    num_blocks = least(end - begin, kSegmentBlocks);
-    const auto keys_of = [&](int block) { return t.kv + t.table[block] * t.block_stride; };
-    for (int i = 0; i < num_blocks; ++i) {
-      parts[i] = keys_of(begin + i);
-      parts[num_blocks + i] = parts[i] + part_bytes;
-    }
-    for (int i = 2 * num_blocks, block = begin + num_blocks; i < 2 * num_blocks + kAhead; ++i, ++block)
-      parts[i] = block < end ? keys_of(block) : t.kv;  // anything
-  }
-  const std::byte* keys(int block) const { return parts[block]; }
-  const std::byte* values(int block) const { return parts[num_blocks + block]; }
-  // Fetch ahead what lies where the given bytes of a part do.
-  __attribute__((always_inline)) void prefetch(int part, size_t offset, size_t bytes) const {
-    for (size_t line = offset; line < offset + bytes; line += 64) __builtin_prefetch(parts[part + kAhead] + line);
-  }
+struct Window {
+  int first;   // token, of all
+  int block;   // its block, of those of the segment
+  int tokens;  // that the last row sees
 };
-
-// Keys or values as they lie in a block, element 0 and `stride` elements apart. They are widened in registers: for few
-// rows a copy as floats would not pay. Those in int8 are still to be multiplied by their token's scale.
-template <KvType T>
-struct Stored {
-  const std::byte* data;
-  size_t stride;
-  __attribute__((always_inline)) F operator()(int k) const {
-    const std::byte* p = data + k * stride * kv_element_bytes(T);
-    if constexpr (T == KvType::bf16)
-      return from_bf16(reinterpret_cast<const uint16_t*>(p));
-    else if constexpr (T == KvType::int8)
-      return from_int8(reinterpret_cast<const int8_t*>(p));
-    else
-      return from_fp8(reinterpret_cast<const uint8_t*>(p));
-  }
-};
-// The scales of a block's 16 keys, or values.
-HR_INLINE F scales_of(const std::byte* part, int head_dim) {
-  return load(reinterpret_cast<const float*>(part + head_dim * kBlockTokens));
-}
-
-template <KvType T>
-void open_values(const std::byte* values, int head_dim, int dim, float* out) {
-  const Stored<T> stored{values, kLanes};
-  for (int i = 0; i < head_dim; ++i) store(out + i * kLanes, stored(i));
-  if (dim == head_dim) return;
-  // Then apart, from the last row on, so that none is overwritten before it has moved.
-  for (int token = kBlockTokens - 1; token >= 0; --token) {
-    __builtin_memmove(out + token * dim, out + token * head_dim, head_dim * sizeof(float));
-    for (int d = head_dim; d < dim; ++d) out[token * dim + d] = 0.0f;
-  }
+HR_INLINE int seen_by(const AttentionTile& t, int row, const Window& w) {
+  return visible(t, row, w.first, kSoftmaxTokens);
 }
 
 // `x` where it belongs to the `seen` tokens that are left, and `other` beyond.
 HR_INLINE F seen_or(F x, int seen, float other) { return seen >= kLanes ? x : keep_first(x, seen, other); }
+
+// The scores of rows, all of which see some of the window, become weights exp(score - max), times the scale of the token's
+// value where it has one. How far sums have to decay to the new maximum is left in `decay`.
+template <KvType T, bool Whole, class Parts>
+HR_INLINE void weigh_rows(const AttentionTile& t, const Parts& parts, const Window& w, int begin, int end, float* scores,
+                          int stride, AttentionScratch& s) {
+  for (int r = begin; r < end; ++r) {
+    const float* row = scores + r * stride;
+    const int seen = Whole ? kSoftmaxTokens : seen_by(t, r, w);
+    F top = set1(kMinusInf);
+    for (int i = 0; i < seen; i += kLanes) top = max(top, seen_or(load(row + i), seen - i, kMinusInf));
+    const float greatest = max_lanes(top);
+    s.max[r] = greatest > s.open.max[r] ? greatest : s.open.max[r];
+  }
+  for (int r = begin; r < end; r += kLanes) store(s.decay + r, exp(sub(load(s.open.max + r), load(s.max + r))));
+  for (int r = begin; r < end; ++r) {
+    float* row = scores + r * stride;
+    const int seen = Whole ? kSoftmaxTokens : seen_by(t, r, w);
+    F mass = zero();
+    for (int i = 0; i < seen; i += kLanes) {
+      F weights = seen_or(exp(sub(load(row + i), set1(s.max[r]))), seen - i, 0.0f);
+      mass = add(mass, weights);
+      if constexpr (T == KvType::int8)
+        weights = mul(weights, scales_of(parts.values(w.block + i / kBlockTokens), t.head_dim));
+      store(row + i, weights);
+    }
+    s.open.mass[r] = s.open.mass[r] * s.decay[r] + sum_lanes(mass);
+    s.open.max[r] = s.max[r];
+  }
+}
+template <KvType T, class Parts>
+void weigh(const AttentionTile& t, const Parts& parts, const Window& w, int begin, int end, float* scores, int stride,
+           AttentionScratch& s) {
+  if (seen_by(t, begin, w) == kSoftmaxTokens)
+    weigh_rows<T, true>(t, parts, w, begin, end, scores, stride, s);
+  else
+    weigh_rows<T, false>(t, parts, w, begin, end, scores, stride, s);
+}
 
 template <int N>
 struct Number {
@@ -127,13 +100,15 @@ HR_INLINE void with_number(int n, Use use) {
 
 // ---- Few rows: keys and values are widened in registers and used at once ----
 
+using FewParts = Parts<kSegmentBlocks>;
+
 // Columns of 16 that R rows take at a time: as many sums as there are registers for, so that none waits for itself.
 template <int R>
 constexpr int kColumns = kTileRows / R >= 4 ? 4 : kTileRows / R >= 2 ? 2 : 1;
 
 // Scores of the tokens of C blocks, from `block` on.
 template <KvType T, int R, int C>
-void score_few(const Parts& parts, int block, int head_dim, const float* q, int dim, float* scores) {
+void score_few(const FewParts& parts, int block, int head_dim, const float* q, int dim, float* scores) {
   constexpr int kRow = kBlockTokens * kv_element_bytes(T);
   constexpr int kStep = 128 / kRow;
   F acc[R][C];
@@ -147,7 +122,7 @@ void score_few(const Parts& parts, int block, int head_dim, const float* q, int 
   };
   int d = 0;
   for (; d + kStep <= head_dim; d += kStep) {
-    for (int c = 0; c < C; ++c) parts.prefetch(block + c, static_cast<size_t>(d * kRow), kStep * kRow);
+    for (int c = 0; c < C; ++c) parts.prefetch(parts.nth_keys(block + c), static_cast<size_t>(d * kRow), kStep * kRow);
 #pragma GCC unroll 8
     for (int i = 0; i < kStep; ++i) take(d + i);
   }
@@ -155,39 +130,41 @@ void score_few(const Parts& parts, int block, int head_dim, const float* q, int 
   for (int c = 0; c < C; ++c)
     for (int r = 0; r < R; ++r) {
       if constexpr (T == KvType::int8) acc[r][c] = mul(acc[r][c], scales_of(parts.keys(block + c), head_dim));
-      store(scores + r * kScoreStride + (block + c) * kBlockTokens, acc[r][c]);
+      store(scores + r * kSegmentStride + (block + c) * kBlockTokens, acc[r][c]);
     }
 }
 
-// Add the weighted values of `tokens` tokens, from `block` on, to C columns of sums, from element `d` on.
+// Add the weighted values of a window to C columns of sums, from element `d` on.
 template <KvType T, int R, int C>
-void gather_few(const Parts& parts, int block, int tokens, int dim, int d, const float* scores, float* sum) {
+void gather_few(const FewParts& parts, const Window& w, int dim, int d, AttentionScratch& s) {
   constexpr size_t kBytes = C * kLanes * kv_element_bytes(T);
-  const float* weights = scores + block * kBlockTokens;
+  const float* weights = s.scores + w.block * kBlockTokens;
+  float* sum = s.open.sum + d;
   F acc[R][C];
   for (int r = 0; r < R; ++r)
-    for (int c = 0; c < C; ++c) acc[r][c] = load(sum + r * dim + d + c * kLanes);
+    for (int c = 0; c < C; ++c) acc[r][c] = mul(load(sum + r * dim + c * kLanes), set1(s.decay[r]));
   const size_t stride = static_cast<size_t>(dim) * kv_element_bytes(T);
   const size_t column = static_cast<size_t>(d) * kv_element_bytes(T);
-  for (; tokens > 0; tokens -= kBlockTokens, ++block, weights += kBlockTokens) {
+  int block = w.block;
+  for (int tokens = w.tokens; tokens > 0; tokens -= kBlockTokens, ++block, weights += kBlockTokens) {
     const std::byte* values = parts.values(block);
     size_t offset = column;
     const int count = least(tokens, kBlockTokens);
 #pragma GCC unroll 4
     for (int i = 0; i < count; ++i, offset += stride) {
-      if (column % 64 == 0) parts.prefetch(parts.num_blocks + block, offset, kBytes);
+      if (column % 64 == 0) parts.prefetch(parts.nth_values(block), offset, kBytes);
       for (int c = 0; c < C; ++c) {
         const F value = Stored<T>{values + offset, kLanes}(c);
-        for (int r = 0; r < R; ++r) acc[r][c] = fma(value, set1(weights[r * kScoreStride + i]), acc[r][c]);
+        for (int r = 0; r < R; ++r) acc[r][c] = fma(value, set1(weights[r * kSegmentStride + i]), acc[r][c]);
       }
     }
   }
   for (int r = 0; r < R; ++r)
-    for (int c = 0; c < C; ++c) store(sum + r * dim + d + c * kLanes, acc[r][c]);
+    for (int c = 0; c < C; ++c) store(sum + r * dim + c * kLanes, acc[r][c]);
 }
 
 template <KvType T>
-void score_all_few(const AttentionTile& t, const Parts& parts, int dim, AttentionScratch& s) {
+void score_all_few(const AttentionTile& t, const FewParts& parts, int dim, AttentionScratch& s) {
   with_number(t.num_rows, [&](auto number) {
     constexpr int R = decltype(number)::value;
     constexpr int C = kColumns<R>;
@@ -197,127 +174,150 @@ void score_all_few(const AttentionTile& t, const Parts& parts, int dim, Attentio
   });
 }
 
-// Add the weighted values of tokens [begin, end) of the segment, which all rows see.
+// Add the weighted values of a window that all rows see.
 template <KvType T>
-void gather_all_few(const AttentionTile& t, const Parts& parts, int begin, int end, AttentionScratch& s) {
+void gather_all_few(const AttentionTile& t, const FewParts& parts, const Window& w, AttentionScratch& s) {
   with_number(t.num_rows, [&](auto number) {
     constexpr int R = decltype(number)::value;
     constexpr int C = kColumns<R>;
     const int dim = t.head_dim;
-    const int block = begin / kBlockTokens;
-    const int tokens = end - begin;
     int d = 0;
-    for (; d + C * kLanes <= dim; d += C * kLanes) gather_few<T, R, C>(parts, block, tokens, dim, d, s.scores, s.open.sum);
-    for (; d < dim; d += kLanes) gather_few<T, R, 1>(parts, block, tokens, dim, d, s.scores, s.open.sum);
+    for (; d + C * kLanes <= dim; d += C * kLanes) gather_few<T, R, C>(parts, w, dim, d, s);
+    for (; d < dim; d += kLanes) gather_few<T, R, 1>(parts, w, dim, d, s);
   });
 }
 
-// ---- Many rows: keys and values are widened in the first-level cache ----
+// ---- Many rows: keys and values of a window are widened in the first-level cache ----
 
-// Scores of the segment that begins at `start`.
-template <KvType T>
-void score(const AttentionTile& t, const Parts& parts, int start, int dim, AttentionScratch& s) {
-  for (int i = 0; i < parts.num_blocks; ++i) {
-    parts.prefetch(i, 0, kv_part_bytes(T, t.head_dim));
-    const int row = first_seeing(t, start + i * kBlockTokens);
-    const int rows = t.num_rows - row;
-    float* scores = s.scores + row * kScoreStride + i * kBlockTokens;
-    for (int d = 0; d < t.head_dim; ++d) store(s.keys + d * kLanes, Stored<T>{parts.keys(i), kLanes}(d));
-    matmul(rows, Floats{s.keys, kLanes}, s.q + row * dim, dim, scores, kScoreStride, t.head_dim, false);
-    if constexpr (T == KvType::int8)
-      for (int r = 0; r < rows; ++r, scores += kScoreStride)
-        store(scores, mul(load(scores), scales_of(parts.keys(i), t.head_dim)));
+using ManyParts = Parts<kWindowBlocks>;
+
+// Rows [begin, end) in tiles of nearly equal height.
+template <class Use>
+HR_INLINE void for_tiles(int begin, int end, Use use) {
+  const int num_tiles = (end - begin + kTileRows - 1) / kTileRows;
+  for (int i = 0, row = begin; i < num_tiles; ++i) {
+    const int rows = (end - row) / (num_tiles - i);
+    use(row, rows);
+    row += rows;
   }
 }
 
-// Add the weighted values of tokens [begin, end) of the segment that begins at `start`. A row takes exactly the tokens that
-// it sees, in order: first those that its whole group sees, then, with the rows of its own position, the rest.
-template <KvType T>
-void gather(const AttentionTile& t, const Parts& parts, int start, int begin, int end, int dim, AttentionScratch& s) {
-  for (int token = begin; token < end; token += kBlockTokens) {
-    const int block = token / kBlockTokens;
-    parts.prefetch(parts.num_blocks + block, 0, kv_part_bytes(T, t.head_dim));
-    open_values<T>(parts.values(block), t.head_dim, dim, s.values + (token - begin) * dim);
+// Scores of 16 tokens, whose keys are [depth][16], of R rows.
+template <int R>
+void score_tile(const float* keys, const float* q, int dim, int depth, float* scores) {
+  F acc[R];
+#pragma GCC unroll 32
+  for (int r = 0; r < R; ++r) acc[r] = zero();
+#pragma GCC unroll 4
+  for (int d = 0; d < depth; ++d) {
+    const F key = load(keys + d * kLanes);
+#pragma GCC unroll 32
+    for (int r = 0; r < R; ++r) acc[r] = fma(key, set1(q[r * dim + d]), acc[r]);
   }
-  const auto take = [&](int row, int rows, int from, int to, int d) {
-    matmul(rows, Floats{s.values + from * dim + d, static_cast<size_t>(dim)}, s.scores + row * kScoreStride + begin + from,
-           kScoreStride, s.open.sum + row * dim + d, dim, to - from, true);
-  };
-  const auto seen_by = [&](int row) { return visible(t, row, start + begin, kSoftmaxTokens); };
-  const int first = first_seeing(t, start + begin);
-  const int full = first_seeing(t, start + begin + kSoftmaxTokens - 1);
-  for (int d = 0; d < dim; d += kLanes) {
-    for (int row = first; row < full; row += kTileRows) {
-      const int rows = least(full - row, kTileRows);
-      const int common = seen_by(row);
-      take(row, rows, 0, common, d);
-      for (int r = row, next; r < row + rows; r = next) {
-        const int seen = seen_by(r);
-        for (next = r + 1; next < row + rows && seen_by(next) == seen;) ++next;
-        if (seen > common) take(r, next - r, common, seen, d);
-      }
-    }
-    if (full < t.num_rows) take(full, t.num_rows - full, 0, kSoftmaxTokens, d);
-  }
+#pragma GCC unroll 32
+  for (int r = 0; r < R; ++r) store(scores + r * kWindowStride, acc[r]);
 }
 
-// Scores of the kSoftmaxTokens from `begin` on, of the segment that begins at `start`, become weights exp(score - max), times
-// the scale of the token's value where it has one; the running sums decay to the new maximum.
-template <KvType T>
-void weigh(const AttentionTile& t, const Parts& parts, int start, int begin, int dim, AttentionScratch& s) {
-  const int first = first_seeing(t, start + begin);
-  for (int r = first; r < t.num_rows; ++r) {
-    const float* scores = s.scores + r * kScoreStride + begin;
-    const int seen = visible(t, r, start + begin, kSoftmaxTokens);
-    F top = set1(kMinusInf);
-    for (int i = 0; i < seen; i += kLanes) top = max(top, seen_or(load(scores + i), seen - i, kMinusInf));
-    const float greatest = max_lanes(top);
-    s.max[r] = greatest > s.open.max[r] ? greatest : s.open.max[r];
+// Add the weighted values of `tokens` tokens to 16 sums of R rows, which decay before.
+template <int R>
+void gather_tile(const float* values, int dim, const float* weights, int stride, const float* decay, int tokens, float* sum) {
+  F acc[R];
+#pragma GCC unroll 32
+  for (int r = 0; r < R; ++r) acc[r] = mul(load(sum + r * dim), set1(decay[r]));
+#pragma GCC unroll 4
+  for (int i = 0; i < tokens; ++i) {
+    const F value = load(values + i * dim);
+#pragma GCC unroll 32
+    for (int r = 0; r < R; ++r) acc[r] = fma(value, set1(weights[r * stride + i]), acc[r]);
   }
-  for (int r = 0; r < t.num_rows; r += kLanes) store(s.decay + r, exp(sub(load(s.open.max + r), load(s.max + r))));
-  for (int r = first; r < t.num_rows; ++r) {
-    float* scores = s.scores + r * kScoreStride + begin;
-    const int seen = visible(t, r, start + begin, kSoftmaxTokens);
-    F mass = zero();
-    for (int i = 0; i < seen; i += kLanes) {
-      const F weights = seen_or(exp(sub(load(scores + i), set1(s.max[r]))), seen - i, 0.0f);
-      mass = add(mass, weights);
+#pragma GCC unroll 32
+  for (int r = 0; r < R; ++r) store(sum + r * dim, acc[r]);
+}
+
+template <KvType T>
+void score_and_weigh(const AttentionTile& t, const ManyParts& parts, const Window& w, int dim, AttentionScratch& s) {
+  for (int i = 0; i < w.tokens; i += kBlockTokens) {
+    const int part = parts.nth_keys(w.block + i / kBlockTokens);
+    parts.prefetch(part, 0, kv_part_bytes(T, t.head_dim));
+    widen<T>(parts.parts[part], t.head_dim, s.wide + i * t.head_dim);
+  }
+  for_tiles(first_seeing(t, w.first), t.num_rows, [&](int row, int rows) {
+    float* scores = s.scores + row * kWindowStride;
+    const int seen = seen_by(t, row + rows - 1, w);
+    for (int i = 0; i < seen; i += kBlockTokens) {
+      with_number(rows, [&](auto number) {
+        score_tile<decltype(number)::value>(s.wide + i * t.head_dim, s.q + row * dim, dim, t.head_dim, scores + i);
+      });
       if constexpr (T == KvType::int8)
-        store(scores + i, mul(weights, scales_of(parts.values((begin + i) / kBlockTokens), t.head_dim)));
-      else
-        store(scores + i, weights);
+        for (int r = 0; r < rows; ++r) {
+          float* of_row = scores + r * kWindowStride + i;
+          store(of_row, mul(load(of_row), scales_of(parts.keys(w.block + i / kBlockTokens), t.head_dim)));
+        }
     }
-    s.open.mass[r] = s.open.mass[r] * s.decay[r] + sum_lanes(mass);
-    s.open.max[r] = s.max[r];
-    if (s.decay[r] == 1.0f) continue;
-    float* sum = s.open.sum + r * dim;
-    for (int d = 0; d < dim; d += kLanes) store(sum + d, mul(load(sum + d), set1(s.decay[r])));
-  }
+    weigh<T>(t, parts, w, row, row + rows, s.scores, kWindowStride, s);
+  });
 }
+
+// Add the weighted values of a window. A row takes exactly the tokens that it sees, in order: first those that its whole tile
+// sees, then, with the rows of its own position, the rest. Scores are `stride` apart.
+template <KvType T, class Parts>
+void gather(const AttentionTile& t, const Parts& parts, const Window& w, int dim, const float* scores, int stride,
+            AttentionScratch& s) {
+  for (int i = 0; i < w.tokens; i += kBlockTokens) {
+    const int part = parts.nth_values(w.block + i / kBlockTokens);
+    parts.prefetch(part, 0, kv_part_bytes(T, t.head_dim));
+    widen_values<T>(parts.parts[part], t.head_dim, dim, s.wide + i * dim);
+  }
+  for_tiles(first_seeing(t, w.first), t.num_rows, [&](int row, int rows) {
+    const int common = seen_by(t, row, w);
+    with_number(rows, [&](auto number) {
+      for (int d = 0; d < dim; d += kLanes)
+        gather_tile<decltype(number)::value>(s.wide + d, dim, scores + row * stride, stride, s.decay + row, common,
+                                             s.open.sum + row * dim + d);
+    });
+    for (int r = row, next; r < row + rows; r = next) {
+      const int seen = seen_by(t, r, w);
+      for (next = r + 1; next < row + rows && seen_by(t, next, w) == seen;) ++next;
+      for (int d = 0; seen > common && d < dim; d += kLanes)
+        matmul(next - r, Floats{s.wide + common * dim + d, static_cast<size_t>(dim)}, scores + r * stride + common, stride,
+               s.open.sum + r * dim + d, dim, seen - common, true);
+    }
+  });
+}
+
+// ---- A tile ----
 
 template <KvType T>
 void run_segment(const AttentionTile& t, int segment, int dim, AttentionScratch& s) {
-  for (int r = 0; r < padded(t.num_rows); ++r) {
-    s.open.max[r] = s.max[r] = kMinusInf;
-    s.open.mass[r] = 0.0f;
+  for (int r = 0; r < kAttentionRows + kLanes; r += kLanes) {
+    store(s.open.max + r, set1(kMinusInf));
+    store(s.max + r, set1(kMinusInf));
+    store(s.open.mass + r, zero());
   }
   for (int i = 0; i < t.num_rows * dim; i += kLanes) store(s.open.sum + i, zero());
   const int start = segment * kSegmentTokens;
   const int tokens = least(last_position(t) + 1 - start, kSegmentTokens);
-  const Parts parts(t, segment, kv_part_bytes(T, t.head_dim));
-  const bool few = t.num_rows <= kTileRows;
-  if (few)
-    score_all_few<T>(t, parts, dim, s);
-  else
-    score<T>(t, parts, start, dim, s);
-  for (int begin = 0; begin < tokens; begin += kSoftmaxTokens) {
-    const int end = least(begin + kSoftmaxTokens, tokens);
-    weigh<T>(t, parts, start, begin, dim, s);
-    if (few && dim == t.head_dim && visible(t, 0, start, end) == end)
-      gather_all_few<T>(t, parts, begin, end, s);
-    else
-      gather<T>(t, parts, start, begin, end, dim, s);
+  const auto for_windows = [&](auto use) {
+    for (int i = 0; i < tokens; i += kSoftmaxTokens)
+      use(Window{start + i, i / kBlockTokens, least(tokens - i, kSoftmaxTokens)});
+  };
+  if (t.num_rows > kTileRows) {
+    const ManyParts parts(t, segment, kv_part_bytes(T, t.head_dim));
+    return for_windows([&](const Window& w) {
+      score_and_weigh<T>(t, parts, w, dim, s);
+      gather<T>(t, parts, w, dim, s.scores, kWindowStride, s);
+    });
   }
+  const FewParts parts(t, segment, kv_part_bytes(T, t.head_dim));
+  score_all_few<T>(t, parts, dim, s);
+  for_windows([&](const Window& w) {
+    float* scores = s.scores + w.block * kBlockTokens;
+    weigh<T>(t, parts, w, first_seeing(t, w.first), t.num_rows, scores, kSegmentStride, s);
+    if (dim == t.head_dim && visible(t, 0, w.first, w.tokens) == w.tokens)
+      gather_all_few<T>(t, parts, w, s);
+    else
+      gather<T>(t, parts, w, dim, scores, kSegmentStride, s);
+  });
 }
 
 // Add a closed segment to the total of one row.

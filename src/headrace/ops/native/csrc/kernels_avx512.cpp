@@ -6,6 +6,7 @@
 #include "kernels_linear.inl"
 #include "kernels_int8.inl"
 #include "kernels_rows.inl"
+#include "kernels_kv.inl"
 #include "kernels_attention.inl"
 
 namespace headrace {
@@ -62,7 +63,8 @@ constexpr void (*kLinearBf16)(const LinearSpan&) = nullptr;
 const Kernels* avx512_kernels() {
   using namespace avx512;
   static constexpr Kernels kernels{"avx512",    linear,   kLinearBf16, linear_int8, to_bf16, to_int8, weight_row,     add_row,
-                                   rms_norm, silu_mul, rope_row, attend,      merge_segments, max_row, exp_row};
+                                   rms_norm, silu_mul, rope_row, attend,      merge_segments, max_row, exp_row,
+                                   sum_exp_row, divide_row, find_row};
   return &kernels;
 }
 

@@ -89,13 +89,17 @@ void to_bf16(const float* x, int n, uint16_t* out) {
 
 HR_INLINE void rotate(const float* x, const float* cos, const float* sin, int head_dim, bool interleaved, float* out) {
   const int pairs = head_dim / 2;
-  const int step = interleaved ? 2 : 1;
-  const int apart = interleaved ? 1 : pairs;
+  if (!interleaved) {
+    const float* y = x + pairs;
+    map_row(pairs, out, [=](auto get) { return sub(mul(get(x), get(cos)), mul(get(y), get(sin))); });
+    map_row(pairs, out + pairs, [=](auto get) { return add(mul(get(y), get(cos)), mul(get(x), get(sin))); });
+    return;
+  }
   for (int i = 0; i < pairs; ++i) {
-    const float a = x[i * step];
-    const float b = x[i * step + apart];
-    out[i * step] = a * cos[i] - b * sin[i];
-    out[i * step + apart] = b * cos[i] + a * sin[i];
+    const float a = x[2 * i];
+    const float b = x[2 * i + 1];
+    out[2 * i] = a * cos[i] - b * sin[i];
+    out[2 * i + 1] = b * cos[i] + a * sin[i];
   }
 }
 
@@ -136,7 +140,9 @@ void append(KvType type, const float* key, const float* value, int head_dim, int
   std::byte* values = keys + kv_part_bytes(type, head_dim);
   const int row = slot * head_dim;
   const auto plain = [&](auto of, auto* to_keys, auto* to_values) {
-    for (int i = 0; i < head_dim; ++i) to_keys[i * kBlockTokens + slot] = of(key[i]);
+    decltype(of(*key)) rounded[kMaxHeadDim];
+    for (int i = 0; i < head_dim; ++i) rounded[i] = of(key[i]);
+    for (int i = 0; i < head_dim; ++i) to_keys[i * kBlockTokens + slot] = rounded[i];
     for (int i = 0; i < head_dim; ++i) to_values[row + i] = of(value[i]);
   };
   switch (type) {
@@ -181,34 +187,95 @@ float max_row(const float* x, int n) {
   return check == 0.0f ? max_lanes(top) : check;
 }
 
-// A plain loop that compilers vectorise. Products and sums are rounded apart, so every instruction set gives the same
-// bits: x = n ln 2 + r, the Taylor series of e^r to r^13 (below 2^-57 of it for |r| <= ln 2 / 2), times 2^n.
-void exp_row(const double* __restrict x, double shift, int n, double* __restrict out) {
+using Doubles = double __attribute__((vector_size(32)));
+using Words = uint64_t __attribute__((vector_size(32)));
+
+// Products and sums are rounded apart, so every instruction set gives the same bits: x = n ln 2 + r, the Taylor series of
+// e^r to r^13 (below 2^-57 of it for |r| <= ln 2 / 2), times 2^n. Each term of a series waits for the one before, so
+// kSide numbers are taken side by side.
+constexpr int kSide = 32;
+HR_INLINE void exp_side(const double* x, double shift, double* out) {
   constexpr double kRound = 6755399441055744.0;  // 1.5 * 2^52, see exp above
-  for (int i = 0; i < n; ++i) {
-    const double difference = x[i] - shift;
-    const double y = difference > -700.0 ? difference : -700.0;
-    const double shifted = y * 1.4426950408889634 + kRound;
-    const double whole = shifted - kRound;
-    const double r = (y - whole * 6.93147180369123816490e-01) - whole * 1.90821492927058770002e-10;
-    double sum = 1.0 / 6227020800.0;
-    sum = sum * r + 1.0 / 479001600.0;
-    sum = sum * r + 1.0 / 39916800.0;
-    sum = sum * r + 1.0 / 3628800.0;
-    sum = sum * r + 1.0 / 362880.0;
-    sum = sum * r + 1.0 / 40320.0;
-    sum = sum * r + 1.0 / 5040.0;
-    sum = sum * r + 1.0 / 720.0;
-    sum = sum * r + 1.0 / 120.0;
-    sum = sum * r + 1.0 / 24.0;
-    sum = sum * r + 1.0 / 6.0;
-    sum = sum * r + 0.5;
-    sum = sum * r + 1.0;
-    sum = sum * r + 1.0;
-    const uint64_t bits = (__builtin_bit_cast(uint64_t, shifted) << 52) + (uint64_t{1023} << 52);
-    const double power = __builtin_bit_cast(double, bits);
-    out[i] = difference > -700.0 ? sum * power : 0.0;
+  static constexpr double kTerms[] = {1.0 / 479001600.0, 1.0 / 39916800.0, 1.0 / 3628800.0, 1.0 / 362880.0, 1.0 / 40320.0,
+                                      1.0 / 5040.0,      1.0 / 720.0,      1.0 / 120.0,     1.0 / 24.0,     1.0 / 6.0,
+                                      0.5,               1.0,              1.0};
+  constexpr int kParts = kSide / 4;
+  Doubles difference[kParts], r[kParts], sum[kParts];
+  Words power[kParts];
+#pragma GCC unroll 16
+  for (int i = 0; i < kParts; ++i) {
+    Doubles part;
+    __builtin_memcpy(&part, x + 4 * i, sizeof part);
+    difference[i] = part - shift;
+    const Doubles y = difference[i] > -700.0 ? difference[i] : Doubles{} - 700.0;
+    const Doubles shifted = y * 1.4426950408889634 + kRound;
+    const Doubles whole = shifted - kRound;
+    r[i] = (y - whole * 6.93147180369123816490e-01) - whole * 1.90821492927058770002e-10;
+    power[i] = (reinterpret_cast<Words>(shifted) << 52) + (uint64_t{1023} << 52);
+    sum[i] = Doubles{} + 1.0 / 6227020800.0;
   }
+#pragma GCC unroll 1
+  for (const double term : kTerms) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kParts; ++i) sum[i] = sum[i] * r[i] + term;
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < kParts; ++i) {
+    const Doubles y = difference[i] > -700.0 ? sum[i] * reinterpret_cast<Doubles>(power[i]) : Doubles{};
+    __builtin_memcpy(out + 4 * i, &y, sizeof y);
+  }
+}
+
+// Calls use(exponentials, how many) for kSide numbers after kSide.
+template <class Use>
+HR_INLINE void for_exponentials(const double* x, double shift, int n, Use use) {
+  double terms[kSide], rest[kSide];
+  int i = 0;
+  for (; i + kSide <= n; i += kSide) {
+    exp_side(x + i, shift, terms);
+    use(terms, kSide);
+  }
+  if (i == n) return;
+  for (int j = 0; j < kSide; ++j) rest[j] = x[least(i + j, n - 1)];
+  exp_side(rest, shift, terms);
+  use(terms, n - i);
+}
+
+void exp_row(const double* x, double shift, int n, double* out) {
+  for_exponentials(x, shift, n, [&out](const double* terms, int count) {
+    __builtin_memcpy(out, terms, static_cast<size_t>(count) * sizeof(double));
+    out += count;
+  });
+}
+
+// Exponentials are under way while those before add up, each sum waiting for the last.
+double sum_exp_row(const double* x, double shift, int n) {
+  double sum = 0.0;
+  for_exponentials(x, shift, n, [&sum](const double* terms, int count) {
+    for (int j = 0; j < count; ++j) sum += terms[j];
+  });
+  return sum;
+}
+
+void divide_row(const float* x, double divisor, int n, double* out) {
+  for (int i = 0; i < n; ++i) out[i] = static_cast<double>(x[i]) / divisor;
+}
+
+// Most stretches have none, and too many of the others to guess which.
+int find_row(const double* x, double floor, double ceiling, int n, int* out) {
+  constexpr int kStretch = 32;
+  int count = 0;
+  for (int i = 0; i < n; i += kStretch) {
+    const int end = least(i + kStretch, n);
+    uint64_t any = 0;
+    for (int j = i; j < end; ++j) any |= static_cast<uint64_t>(x[j] >= floor);
+    if (any == 0) continue;
+    for (int j = i; j < end; ++j) {
+      out[count] = j;
+      count += static_cast<int>(x[j] >= floor) & static_cast<int>(x[j] < ceiling);
+    }
+  }
+  return count;
 }
 
 }  // namespace

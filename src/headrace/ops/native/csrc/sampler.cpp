@@ -11,10 +11,17 @@ namespace {
 
 constexpr double kMinusInf = -std::numeric_limits<double>::infinity();
 
+struct Place {
+  double value;
+  int id;
+};
+
 // Vectors as long as the vocabulary, kept by each thread: fresh ones would be fresh pages every time.
 struct Scratch {
   std::vector<double> values, weights;
-  std::vector<int> ids;
+  std::vector<double> ranked, ranked_weights;  // in order, as far as anybody has looked
+  std::vector<int> found;
+  std::vector<Place> places;
 };
 thread_local Scratch scratch;
 
@@ -22,66 +29,70 @@ thread_local Scratch scratch;
 // below the greatest one, and a band is sorted a piece at a time.
 class Ranking {
  public:
-  Ranking(const std::vector<double>& values, double greatest) : values_(values), greatest_(greatest) {
-    ids_.resize(values.size() + 1);  // collecting writes one place ahead
+  Ranking(const Kernels& kernels, const std::vector<double>& values, double greatest)
+      : kernels_(kernels), values_(values), greatest_(greatest) {
+    found_.resize(values.size() + 1);  // finding writes one place ahead
+    places_.clear();
   }
 
-  int operator[](size_t i) {
+  const Place& operator[](size_t i) {
     while (i >= sorted_) {
-      if (sorted_ == count_) collect();
+      if (sorted_ == places_.size()) collect();
       sort_more();
     }
-    return ids_[i];
+    return places_[i];
   }
+  size_t sorted() const { return sorted_; }  // how many are in their places
 
  private:
   void collect() {
     const double ceiling = floor_;
     floor_ = width_ < 1000.0 ? greatest_ - width_ : kMinusInf;
     width_ *= 1.5;
-    for (size_t i = 0; i < values_.size(); ++i) {  // without a branch: too many would be guessed wrong
-      ids_[count_] = static_cast<int>(i);
-      count_ += static_cast<size_t>((values_[i] >= floor_) & (values_[i] < ceiling));
+    const int count = kernels_.find_row(values_.data(), floor_, ceiling, static_cast<int>(values_.size()), found_.data());
+    for (int i = 0; i < count; ++i) {
+      const int id = found_[static_cast<size_t>(i)];
+      places_.push_back({values_[static_cast<size_t>(id)], id});
     }
   }
 
   void sort_more() {
-    const auto better = [this](int a, int b) {
-      const double x = values_[static_cast<size_t>(a)], y = values_[static_cast<size_t>(b)];
-      return x > y || (x == y && a < b);
+    const auto better = [](const Place& a, const Place& b) {
+      return a.value > b.value || (a.value == b.value && a.id < b.id);
     };
-    const auto begin = ids_.begin() + static_cast<std::ptrdiff_t>(sorted_);
-    const auto all = ids_.begin() + static_cast<std::ptrdiff_t>(count_);
-    sorted_ = std::min(count_, std::max<size_t>(64, 8 * sorted_));
-    const auto end = ids_.begin() + static_cast<std::ptrdiff_t>(sorted_);
-    if (end != all) std::nth_element(begin, end, all, better);
+    const auto begin = places_.begin() + static_cast<std::ptrdiff_t>(sorted_);
+    sorted_ = std::min(places_.size(), std::max<size_t>(64, 8 * sorted_));
+    const auto end = places_.begin() + static_cast<std::ptrdiff_t>(sorted_);
+    if (end != places_.end()) std::nth_element(begin, end, places_.end(), better);
     std::sort(begin, end, better);
   }
 
+  const Kernels& kernels_;
   const std::vector<double>& values_;
   double greatest_;
   double floor_ = std::numeric_limits<double>::infinity();  // ids with values from here up are collected
   double width_ = 3.0;
-  std::vector<int>& ids_ = scratch.ids;
-  size_t count_ = 0;   // collected
-  size_t sorted_ = 0;  // in their places
+  std::vector<int>& found_ = scratch.found;
+  std::vector<Place>& places_ = scratch.places;  // what is collected
+  size_t sorted_ = 0;                            // of it, in their places
 };
 
-double in_order(const std::vector<double>& terms) { return std::accumulate(terms.begin(), terms.end(), 0.0); }
+// In the scratch.
+std::vector<double>& divided(const Kernels& kernels, const float* logits, int n, double divisor) {
+  scratch.values.resize(static_cast<size_t>(n));
+  kernels.divide_row(logits, divisor, n, scratch.values.data());
+  return scratch.values;
+}
 
 void score(const Kernels& kernels, const float* logits, int n, double greatest, int num_top, RowResult& result) {
-  std::vector<double>& values = scratch.values;
-  std::vector<double>& weights = scratch.weights;
-  values.assign(logits, logits + n);
-  weights.resize(values.size());
-  kernels.exp_row(values.data(), greatest, n, weights.data());
-  const double log_sum = greatest + std::log(in_order(weights));
+  const std::vector<double>& values = divided(kernels, logits, n, 1.0);
+  const double log_sum = greatest + std::log(kernels.sum_exp_row(values.data(), greatest, n));
   const float own = logits[result.token];
   result.logprob = static_cast<double>(own) - log_sum;
   for (int i = 0; i < n; ++i) result.rank += logits[i] > own;
-  Ranking ranking(values, greatest);
+  Ranking ranking(kernels, values, greatest);
   for (int i = 0; i < std::min(num_top, n); ++i) {
-    const int id = ranking[static_cast<size_t>(i)];
+    const int id = ranking[static_cast<size_t>(i)].id;
     result.top.emplace_back(id, static_cast<double>(logits[id]) - log_sum);
   }
 }
@@ -99,25 +110,39 @@ void adjust(const Choice& c, std::vector<double>& values) {
   for (int id : c.banned) values[static_cast<size_t>(id)] = kMinusInf;
 }
 
-int draw(const Kernels& kernels, std::vector<double>& values, double greatest, const Choice& c) {
+// Of values that the temperature has divided.
+int draw(const Kernels& kernels, const std::vector<double>& values, double greatest, const Choice& c) {
   const size_t n = values.size();
-  for (double& value : values) value /= c.temperature;
-  greatest /= c.temperature;
-  Ranking ranking(values, greatest);
+  Ranking ranking(kernels, values, greatest);
+  const auto weigh = [&](const std::vector<double>& from, size_t begin, std::vector<double>& weights) {
+    weights.resize(from.size());
+    kernels.exp_row(from.data() + begin, greatest, static_cast<int>(from.size() - begin), weights.data() + begin);
+    for (size_t i = begin; c.min_p > 0.0 && i < from.size(); ++i) weights[i] = weights[i] < c.min_p ? 0.0 : weights[i];
+  };
+  std::vector<double>& ranked = scratch.ranked;
+  std::vector<double>& ranked_weights = scratch.ranked_weights;
+  ranked.clear();
+  const auto weight_at = [&](size_t i) {
+    if (i >= ranked.size()) {
+      const size_t begin = ranked.size();
+      ranked.push_back(ranking[i].value);
+      while (ranked.size() < ranking.sorted()) ranked.push_back(ranking[ranked.size()].value);
+      weigh(ranked, begin, ranked_weights);
+    }
+    return ranked_weights[i];
+  };
+
   const bool some = c.top_k > 0 && static_cast<size_t>(c.top_k) < n;
   size_t kept = some ? static_cast<size_t>(c.top_k) : n;
-
-  std::vector<double> few;  // with top_k, weights in order; without, weights by id
-  if (some)
-    for (size_t i = 0; i < kept; ++i) few.push_back(values[static_cast<size_t>(ranking[i])]);
-  std::vector<double>& weights = scratch.weights;
-  weights.resize(kept);
-  kernels.exp_row(some ? few.data() : values.data(), greatest, static_cast<int>(kept), weights.data());
-  if (c.min_p > 0.0)
-    for (double& weight : weights) weight = weight < c.min_p ? 0.0 : weight;
-  const auto weight_at = [&](size_t i) { return weights[some ? i : static_cast<size_t>(ranking[i])]; };
-
-  double mass = in_order(weights);
+  double mass = 0.0;
+  if (some) {
+    for (size_t i = 0; i < kept; ++i) mass += weight_at(i);
+  } else if (c.min_p > 0.0) {
+    weigh(values, 0, scratch.weights);
+    mass = std::accumulate(scratch.weights.begin(), scratch.weights.end(), 0.0);
+  } else {
+    mass = kernels.sum_exp_row(values.data(), greatest, static_cast<int>(n));
+  }
   if (c.top_p < 1.0) {
     const double wanted = c.top_p * mass;
     const size_t candidates = kept;
@@ -126,12 +151,12 @@ int draw(const Kernels& kernels, std::vector<double>& values, double greatest, c
   }
   const double threshold = static_cast<double>(philox(c.seed, c.choice, c.position)) * 0x1p-53 * mass;
   double cumulative = 0.0;
-  int chosen = ranking[0];
+  int chosen = ranking[0].id;
   for (size_t i = 0; i < kept && cumulative <= threshold; ++i) {
     const double weight = weight_at(i);
     if (weight == 0.0) break;  // nothing but zeros follows
     cumulative += weight;
-    chosen = ranking[i];
+    chosen = ranking[i].id;
   }
   return chosen;
 }
@@ -160,16 +185,21 @@ bool choose(const Kernels& kernels, const LogitsRow& row, float greatest, const 
     token = first_of(row, greatest);
     return greatest > kMinusInf;
   }
-  std::vector<double>& values = scratch.values;
-  values.assign(row.values, row.values + row.size);
-  double top = greatest;
-  if (!plain) {
-    adjust(c, values);
-    top = *std::max_element(values.begin(), values.end());
+  if (!(greatest > kMinusInf)) return false;
+  std::vector<double>& values = divided(kernels, row.values, row.size, plain ? c.temperature : 1.0);
+  if (plain) {
+    token = draw(kernels, values, greatest / c.temperature, c);
+    return true;
   }
+  adjust(c, values);
+  const double top = *std::max_element(values.begin(), values.end());
   if (top == kMinusInf) return false;
-  token = c.temperature == 0.0 ? static_cast<int>(std::find(values.begin(), values.end(), top) - values.begin())
-                               : draw(kernels, values, top, c);
+  if (c.temperature == 0.0) {
+    token = static_cast<int>(std::find(values.begin(), values.end(), top) - values.begin());
+    return true;
+  }
+  for (double& value : values) value /= c.temperature;
+  token = draw(kernels, values, top / c.temperature, c);
   return true;
 }
 
