@@ -5,6 +5,7 @@
 #   make bench-compare    what moved since the baseline of make bench-baseline
 #   make test-ray    workers on a real Ray        make test-deploy    what is in deploy/; both install their extra
 #   make test-engines     the gateway over llama-cpp-python's server, which it installs for itself
+#   make test-vllm        the gateway over vLLM and its KV events, which it installs for itself (3 GB)
 #   make test-nixl        KV by NIXL, which it installs (70 MB)
 #   make test-compiled    the tests of the machines, on a wheel, in which they are compiled
 #   make bench-engines    loads against headrace and other engines (ENGINES), in turns; it installs them
@@ -32,7 +33,7 @@ LLAMA_CPP := build/engines/llama-cpp
 # A wheel of this checkout, with the libraries of the development environment beside it.
 WHEEL := build/compiled
 
-.PHONY: serve setup test test-slow test-engines test-ray test-nixl test-deploy test-compiled bench-engines bench-link check format bench bench-baseline bench-compare clean
+.PHONY: serve setup test test-slow test-engines test-vllm test-ray test-nixl test-deploy test-compiled bench-engines bench-link check format bench bench-baseline bench-compare clean
 .DEFAULT_GOAL := serve
 
 serve: $(if $(wildcard $(DEV)),$(DEV),$(APP))
@@ -68,7 +69,11 @@ test-compiled: $(DEV)
 
 test-engines: $(DEV)
 	PYTHONPATH=tests $(BIN)/python -m support.peers.environments llama-cpp
-	LLAMA_CPP_PYTHON=$(LLAMA_CPP)/bin/python $(PYTEST) -m slow tests/engines $(ARGS)
+	LLAMA_CPP_PYTHON=$(LLAMA_CPP)/bin/python $(PYTEST) -m slow tests/engines/test_llama_cpp.py $(ARGS)
+
+test-vllm: $(DEV)
+	PYTHONPATH=tests $(BIN)/python -m support.peers.environments vllm
+	$(PYTEST) -m slow tests/engines/test_vllm.py $(ARGS)
 
 bench-engines: $(DEV)
 	PYTHONPATH=tests $(BIN)/python -m support.side_by_side "$(ENGINES)" $(ARGS)

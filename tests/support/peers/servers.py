@@ -4,6 +4,7 @@ Decides what each needs for the same work: the default model's weights, as many 
 every load, a prefix cache where it has one. Refuses to know what is offered.
 """
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,21 +54,34 @@ def start_openvino(log: Path) -> EngineProcess:
     return EngineProcess(command, f"http://127.0.0.1:{port}", log, {})
 
 
-def start_vllm(log: Path) -> EngineProcess:
-    port, threads = free_port(), machine_facts().num_cores
-    folder = _exported("vllm", "vllm_model.py", "model.safetensors", log)
-    arguments: Mapping[str, object] = {
-        "model": folder,
-        "served-model-name": version_of("vllm"),
+def start_vllm(
+    log: Path,
+    *,
+    port: int = 0,
+    threads: int = 0,
+    model: str = "",
+    kv_events: Mapping[str, object] | None = None,
+    is_eager: bool = False,
+) -> EngineProcess:
+    """All threads, a free port and its version as the model's name unless others are given. What is
+    eager starts without compiling, and is slower."""
+    port, threads = port or free_port(), threads or machine_facts().num_cores
+    arguments: dict[str, object] = {
+        "model": vllm_model(log),
+        "served-model-name": model or version_of("vllm"),
         "host": "127.0.0.1",
         "port": port,
         "max-model-len": CONTEXT_TOKENS,
         # Without instructions for bf16 its products are many times slower than those of floats.
         "dtype": "bfloat16" if "avx512_bf16" in machine().isa else "float32",
     }
+    if kv_events is not None:
+        arguments["kv-events-config"] = json.dumps(kv_events)
     command = [str(python_of("vllm")), "-m", "vllm.entrypoints.openai.api_server"]
     for name, value in arguments.items():
         command += [f"--{name}", str(value)]
+    if is_eager:
+        command.append("--enforce-eager")
     environment = {
         "HF_HUB_OFFLINE": "1",
         "VLLM_CPU_KVCACHE_SPACE": str(VLLM_KV_GB),
@@ -77,6 +91,11 @@ def start_vllm(log: Path) -> EngineProcess:
         "OMP_NUM_THREADS": str(threads),
     }
     return EngineProcess(command, f"http://127.0.0.1:{port}", log, environment)
+
+
+def vllm_model(log: Path) -> Path:
+    """The default model's folder as vLLM reads it, tokenizer included."""
+    return _exported("vllm", "vllm_model.py", "model.safetensors", log)
 
 
 def _exported(engine: str, script: str, result: str, log: Path) -> Path:
