@@ -129,7 +129,8 @@ class SchedulerConfig:
     )
     long_step_ms: float = setting(
         250.0,
-        "longest step of the `itl` budget with a long prompt while nobody decodes, and in a burst",
+        "longest step of the `itl` budget in a burst, or with a long prompt while nobody decodes; "
+        "two fifths of it while short prompts come now and then",
         low=0.01,
         high=1e6,
     )

@@ -17,10 +17,15 @@ from headrace.core.base.types import SeqId
 
 QUANTUM_TOKENS: Final = 128
 
+# Steps of long prompts with nobody beside them, after which no short prompt is expected: some ten
+# seconds.
+QUIET_STEPS: Final = 100
+
 
 class ShortShare:
     """The short lane's share of what prompts get while both lanes have work, and what steps leave
-    over to the next one, so that both lanes advance however little a step has.
+    over to the next one, so that both lanes advance however little a step has. Knows whether short
+    prompts come now and then.
     """
 
     def __init__(self, share: float) -> None:
@@ -28,6 +33,19 @@ class ShortShare:
         self.share = share
         self.owed_ns = 0.0  # time that the long lane was due, and that no piece of it fitted into
         self._carry = 0.0
+        self._num_alone = QUIET_STEPS
+
+    @property
+    def is_expecting(self) -> bool:
+        """Whether a short prompt is likely to come before the long ones are done."""
+        return self._num_alone < QUIET_STEPS
+
+    def saw(self, num_short: int, *, is_alone: bool) -> None:
+        """A step of long prompts has so many tokens of short ones; `is_alone`: nobody decodes."""
+        if num_short:
+            self._num_alone = 0
+        elif is_alone:
+            self._num_alone += 1
 
     def part_of(self, num_tokens: int) -> int:
         """The short lane's part of so many."""

@@ -21,6 +21,9 @@ from headrace.core.scheduler.sequence import Sequence
 # a second, on the fastest a few steps more than needed, once.
 UNKNOWN_STEP_TOKENS: Final = 128
 
+# Of `long_step_ms`, while short prompts are expected. Whoever comes waits for half of a step.
+EXPECTING_STEP: Final = 0.4
+
 
 class Room(Protocol):
     """What a step has for prompts, in tokens."""
@@ -100,7 +103,8 @@ class TimeRoom:
 
     The limit is the tightest ITL target of those that decode, less a margin; where decoding alone
     takes longer, prompts have as much time as that takes. While nobody decodes, long prompts are
-    cut so that whoever arrives during a step need not wait for `step_tokens` of them.
+    cut so that whoever arrives during a step need not wait for `step_tokens` of them; the shorter
+    where short ones come now and then.
 
     Prompts never stop: short ones get `min_prefill_tokens` at least. A token of a long prompt costs
     the more the farther it is, in the end more than a whole step has. So a long prompt has its
@@ -129,6 +133,8 @@ class TimeRoom:
                 self._short_start = max(self._short_start, seq.num_planned)
         self._decode_ns = self._step_ns(0, 0) if company.num_seqs else 0
         self._limit_ns = config.long_step_ms * NS_PER_MS
+        if share.is_expecting:
+            self._limit_ns *= EXPECTING_STEP
         if target_ms is not None:
             self._limit_ns = target_ms * (1.0 - config.itl_margin) * NS_PER_MS
             if self._decode_ns >= self._limit_ns:
@@ -143,6 +149,7 @@ class TimeRoom:
         return min(num_tokens, self._share.part_of(self._most))
 
     def long(self, num_short: int, *, is_empty: bool) -> int:
+        self._share.saw(num_short, is_alone=not self._num_decode)
         alone_ns = self._step_ns(num_short, 0) if self._num_decode or num_short else 0
         guaranteed_ns = (1.0 - self._share.share) * (self._limit_ns - self._decode_ns)
         self._share.owed_ns += max(self._limit_ns - alone_ns, guaranteed_ns)

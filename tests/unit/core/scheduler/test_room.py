@@ -11,7 +11,7 @@ from headrace.core.cost.fitted import FittedCostModel
 from headrace.core.cost.learned import MIN_SAMPLES, LearnedCost
 from headrace.core.cost.model import CostModel, StepShape
 from headrace.core.kv.names import BlockChain
-from headrace.core.scheduler.lanes import ShortShare
+from headrace.core.scheduler.lanes import QUIET_STEPS, ShortShare
 from headrace.core.scheduler.room import UNKNOWN_STEP_TOKENS, Company, Room, room_of
 from headrace.core.scheduler.sequence import Sequence
 from support.fake_device import LinearCost
@@ -94,6 +94,22 @@ def test_without_decoding_only_long_prompts_are_cut() -> None:
     # A sequence that is about to have its first token has no gap between tokens to keep short.
     first = prompt(9, num_prompt=10)
     assert room(first, prompts=(prompt(),), itl_target_ms=0.001).short(has_long=False) == 512
+
+
+def test_steps_of_long_prompts_are_shorter_while_short_ones_come() -> None:
+    """3000 ns for a step, and two fifths of it: 1000 and 10 for each token."""
+    share, long = ShortShare(0.75), (prompt(is_long=True),)
+
+    def num_long(num_short: int, *seqs: Sequence) -> int:
+        step = room(*seqs, prompts=long, share=share, long_step_ms=0.003, itl_target_ms=0.003)
+        return step.long(num_short, is_empty=False)
+
+    assert num_long(0) == 200
+    num_long(50)
+    assert num_long(0) == 20
+    # It is not a matter of steps in which somebody decodes, and whose target counts.
+    assert [num_long(0, decoding(0)) for _ in range(QUIET_STEPS)] == [199] * QUIET_STEPS
+    assert [num_long(0) for _ in range(QUIET_STEPS)] == [20] * (QUIET_STEPS - 1) + [200]
 
 
 def test_lanes_share_the_time_and_leave_each_other_the_rest() -> None:
