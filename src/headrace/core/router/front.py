@@ -54,6 +54,7 @@ from headrace.core.router.events import (
 )
 from headrace.core.router.flight import Flight, Said, Word
 from headrace.core.router.handoffs import Legs, as_coming, is_worth_it
+from headrace.core.router.members import Members
 
 PROGRESS_TOKENS: Final = 256  # output after which the router hears of it again
 
@@ -114,7 +115,7 @@ class FrontCore:
         self._flights: dict[int, Flight] = {}
         self._flight_of: dict[SeqId, Flight] = {}
         self._legs = Legs()
-        self._workers: dict[WorkerId, WorkerUp] = {}
+        self._workers = Members()
         self._next_request_id = 0
         self._numbers: dict[str, int] = {}  # of the last requests, by their ids
         self.num_migrations = 0  # requests that went on elsewhere because their worker was lost
@@ -174,7 +175,7 @@ class FrontCore:
         self._now = now
         effects: list[FrontEffect] = []
         match event:
-            case WorkerStats() | WorkerKv() | WorkerKvSnapshot() | Timer():
+            case WorkerStats() | WorkerKv() | WorkerKvSnapshot() | WorkersStarting() | Timer():
                 self._route(event, effects)
             case Arrive(seqs):
                 self._arrive(seqs, effects)
@@ -188,14 +189,14 @@ class FrontCore:
             case WorkerDown(worker_id, reason):
                 self._lose(event, effects)
             case WorkerUp():
-                self._workers[event.worker_id] = event
+                self._workers.add(event)
                 self._route(event, effects)
             case WorkerDrain(worker_id):
+                self._workers.drain(worker_id)
                 self._route(event, effects)
                 for flight in self._legs.to(worker_id):
                     self._drop_leg(flight, effects)
-            case WorkersStarting():
-                self._route(event, effects)
+                self._spare_prefill(effects)
             case _:
                 assert_never(event)
         return effects
@@ -215,7 +216,7 @@ class FrontCore:
             if spec.seq_id in self._flight_of:
                 raise InvariantError("sequence id used twice", seq_id=spec.seq_id)
             self._flight_of[spec.seq_id] = flight
-        flight.is_prefilling = self._has(Role.PREFILL) and is_worth_it(
+        flight.is_prefilling = self._workers.has_prefill and is_worth_it(
             self._now, self._request(flight), self._router, self._config
         )
         self._send(flight, effects)
@@ -271,7 +272,7 @@ class FrontCore:
 
     def _lose(self, event: WorkerDown, effects: list[FrontEffect]) -> None:
         """What ran there goes on elsewhere, as far as it may."""
-        worker = self._workers.pop(event.worker_id)
+        worker = self._workers.remove(event.worker_id)
         lost = [f for f in self._flights.values() if f.worker_id == event.worker_id]
         self._route(event, effects)  # first, so that nothing more is sent there
         for flight in (*self._legs.to(event.worker_id), *lost):
@@ -286,13 +287,18 @@ class FrontCore:
             self._say(flight, words, effects)
             if not flight.is_over:
                 self.num_migrations += 1
-                flight.is_prefilling = flight.is_prefilling and self._has(Role.PREFILL)
                 self._send(flight, effects)
+        self._spare_prefill(effects)
 
     # ---- hand-off
 
-    def _has(self, *roles: Role) -> bool:
-        return any(worker.role in roles for worker in self._workers.values())
+    def _spare_prefill(self, effects: list[FrontEffect]) -> None:
+        """Where nobody computes prompts for others any more, those that wait for it do without."""
+        if self._workers.has_prefill:
+            return
+        for flight in list(self._flights.values()):
+            if flight.is_prefilling and flight.worker_id is None and not flight.is_over:
+                self._send(flight, effects)
 
     def _stream(self, flight: Flight, word: Computed, effects: list[FrontEffect]) -> None:
         """Let KV be copied to where it will be needed while the rest of the prompt is computed."""
@@ -336,13 +342,14 @@ class FrontCore:
     def _end_lease(self, flight: Flight, seq_id: SeqId, effects: list[FrontEffect]) -> None:
         """Nobody needs what a prefill worker holds for it any more."""
         lender = flight.worker_id if flight.is_prefilling else flight.lender
-        if lender in self._workers:
+        if lender is not None and lender in self._workers:
             effects.append(Forward(lender, EndLease(seq_id)))
 
     # ---- routing
 
     def _send(self, flight: Flight, effects: list[FrontEffect]) -> None:
-        """Let the router find a worker for it."""
+        """Let the router find a worker for it: one that decodes, where none is for prompts."""
+        flight.is_prefilling = flight.is_prefilling and self._workers.has_prefill
         self._route(RouteArrive(self._request(flight)), effects)
 
     def _route(self, event: RouterEvent, effects: list[FrontEffect]) -> None:
@@ -370,20 +377,15 @@ class FrontCore:
             effects.append(self._go(flight, effect.worker_id, holder))
             return
         flight, leg = self._legs.answer(effect.request_id, effect.worker_id)
-        coming = flight.coming(leg.seq_id, self._address(flight.worker_id))
+        coming = flight.coming(leg.seq_id, self._workers.address(flight.worker_id))
         effects.append(Forward(leg.worker_id, coming))
 
     def _go(self, flight: Flight, worker_id: WorkerId, holder: WorkerId | None) -> Forward:
         """It goes there, and its KV may be copied from the holder."""
-        return Forward(worker_id, Arrive(flight.begin(worker_id, self._address(holder))))
-
-    def _address(self, holder: WorkerId | None) -> str:
-        worker = None if holder is None else self._workers.get(holder)
-        return "" if worker is None else worker.kv_address
+        return Forward(worker_id, Arrive(flight.begin(worker_id, self._workers.address(holder))))
 
     def _request(self, flight: Flight) -> RouteRequest:
-        worker = next(iter(self._workers.values()), None)
-        return flight.as_request(None if worker is None else worker.spec)
+        return flight.as_request(self._workers.spec)
 
     # ---- words
 

@@ -1,0 +1,48 @@
+"""The workers as the front end needs them: where their KV is, and what they are for.
+
+Decides whether there is anybody who computes prompts for others; refuses to choose a worker. Pure.
+"""
+
+from headrace.core.base.plan import WorkerSpec
+from headrace.core.base.types import WorkerId
+from headrace.core.base.worker import Role
+from headrace.core.router.events import WorkerUp
+
+
+class Members:
+    """Those that are up."""
+
+    def __init__(self) -> None:
+        self._ups: dict[WorkerId, WorkerUp] = {}
+        self._leaving: set[WorkerId] = set()  # of these; they get nothing new
+
+    def __contains__(self, worker_id: WorkerId) -> bool:
+        return worker_id in self._ups
+
+    @property
+    def has_prefill(self) -> bool:
+        """Whether any may be asked to compute a prompt for whoever decodes it."""
+        return any(
+            up.role is Role.PREFILL and up.worker_id not in self._leaving
+            for up in self._ups.values()
+        )
+
+    @property
+    def spec(self) -> WorkerSpec | None:
+        """Of any of them, since all serve the same model."""
+        return next((up.spec for up in self._ups.values()), None)
+
+    def address(self, holder: WorkerId | None) -> str:
+        """Where KV can be copied from; empty = nowhere."""
+        up = None if holder is None else self._ups.get(holder)
+        return "" if up is None else up.kv_address
+
+    def add(self, up: WorkerUp) -> None:
+        self._ups[up.worker_id] = up
+
+    def drain(self, worker_id: WorkerId) -> None:
+        self._leaving.add(worker_id)
+
+    def remove(self, worker_id: WorkerId) -> WorkerUp:
+        self._leaving.discard(worker_id)
+        return self._ups.pop(worker_id)

@@ -1,0 +1,86 @@
+"""Requests that wait for a prefill worker when there is none any more."""
+
+import pytest
+
+from headrace.core.base.events import Arrive, Cancel, Timer
+from headrace.core.base.request import FinishReason, SeqSpec
+from headrace.core.base.sampling import SamplingParams
+from headrace.core.base.types import NS_PER_S, Ns, SeqId, WorkerId
+from headrace.core.base.worker import Role
+from headrace.core.config.cluster import ClusterConfig
+from headrace.core.config.schema import RouterConfig
+from headrace.core.router.core import WATCH_TIMER, RouterCore
+from headrace.core.router.events import WorkerDown, WorkerDrain, WorkerUp
+from headrace.core.router.front import Forward, FrontCore, FrontEvent
+from support.routing import spec
+
+PREFILL, DECODE = WorkerId(0), WorkerId(1)
+NUM_REQUESTS = 4
+
+
+class Fronting:
+    """One worker of each kind; the one for prompts takes one of them at a time."""
+
+    def __init__(self) -> None:
+        router = RouterCore(RouterConfig(worker_queue_ms=50.0, worker_wait_s=5.0))
+        self.core = FrontCore(router, ClusterConfig(handoff="always"))
+        self.now_s = 0
+        for worker_id, role in ((PREFILL, Role.PREFILL), (DECODE, Role.DECODE)):
+            self.tell(WorkerUp(worker_id=worker_id, name=role, spec=spec(), role=role))
+
+    def tell(self, event: FrontEvent) -> list[tuple[WorkerId, SeqId]]:
+        """Which sequences go where."""
+        effects = self.core.handle(Ns(self.now_s * NS_PER_S), event)
+        self.core.check()
+        sent = [effect for effect in effects if isinstance(effect, Forward)]
+        return [
+            (one.worker_id, seq.seq_id)
+            for one in sent
+            if isinstance(one.event, Arrive)
+            for seq in one.event.seqs
+        ]
+
+    def arrive(self) -> list[tuple[WorkerId, SeqId]]:
+        sent = []
+        for number in range(NUM_REQUESTS):
+            prompt = tuple((7 * number + i) % 90 + 1 for i in range(400))
+            params = SamplingParams(max_tokens=20)
+            one = SeqSpec(
+                seq_id=SeqId(number), request_id=f"r{number}", prompt_tokens=prompt, params=params
+            )
+            sent += self.tell(Arrive((one,)))
+        return sent
+
+    def wait(self, seconds: int) -> list[tuple[WorkerId, SeqId]]:
+        sent = []
+        for _ in range(seconds):
+            self.now_s += 1
+            sent += self.tell(Timer(WATCH_TIMER))
+        return sent
+
+
+@pytest.mark.parametrize(
+    "event", [WorkerDown(PREFILL, "killed"), WorkerDrain(PREFILL)], ids=["lost", "leaving"]
+)
+def test_they_go_to_one_that_decodes(event: FrontEvent) -> None:
+    fronting = Fronting()
+    assert fronting.arrive() == [(PREFILL, 0)]
+    fronting.tell(Cancel(SeqId(2)))
+    sent = fronting.tell(event) + fronting.wait(10)
+    assert {worker_id for worker_id, _ in sent} == {DECODE}
+    assert {seq_id for _, seq_id in sent} >= {1, 3}
+    assert fronting.core.num_unrouted == 0
+
+
+def test_they_wait_where_another_one_is_left() -> None:
+    fronting = Fronting()
+    other = WorkerId(2)
+    fronting.tell(WorkerUp(worker_id=other, name="other", spec=spec(), role=Role.PREFILL))
+    assert {worker_id for worker_id, _ in fronting.arrive()} == {PREFILL, other}
+    assert fronting.core.num_unrouted == 2
+    fronting.tell(WorkerDrain(PREFILL))
+    assert fronting.core.waiting_for() == [Role.PREFILL] * 2
+    fronting.tell(WorkerDown(PREFILL, "gone", is_failure=False))
+    assert fronting.core.waiting_for() == [Role.PREFILL] * 3
+    fronting.tell(Cancel(SeqId(3), FinishReason.CANCELLED))
+    assert fronting.core.waiting_for() == [Role.PREFILL] * 2
