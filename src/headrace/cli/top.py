@@ -9,6 +9,7 @@ import urllib.error
 import urllib.request
 from contextlib import suppress
 from dataclasses import dataclass
+from http.client import HTTPException
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -44,14 +45,14 @@ class Reading:
 
 def read(url: str) -> Reading:
     """ConfigError where there is no headrace at that address."""
-    if urlsplit(url).scheme not in ("http", "https"):
+    if not _is_http(url):
         raise ConfigError(f"{url!r} is no http address", hint="for instance http://127.0.0.1:8000")
     page = url.rstrip("/").removesuffix("/v1") + "/metrics"
     try:
         with urllib.request.urlopen(page, timeout=TIMEOUT_S) as answer:
             text = answer.read(MAX_PAGE_BYTES).decode()
         families = list(text_string_to_metric_families(text))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, HTTPException) as error:
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
         raise ConfigError(f"{page} cannot be read: {reason}") from None
     samples = {
@@ -62,6 +63,14 @@ def read(url: str) -> Reading:
     if not any(name.startswith("headrace_") for name, _ in samples):
         raise ConfigError(f"{page} is not of headrace")
     return Reading(time.monotonic(), samples)
+
+
+def _is_http(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and parts.port != 0
+    except ValueError:
+        return False
 
 
 def figures(now: Reading, before: Reading | None) -> dict[str, Any]:

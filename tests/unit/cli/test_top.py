@@ -65,11 +65,12 @@ def test_a_running_server(capsys: Capture) -> None:
 
 
 @contextmanager
-def other_server(body: bytes) -> Iterator[str]:
+def other_server(body: bytes, *, is_http: bool = True) -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
+            if is_http:
+                self.send_response(200)
+                self.end_headers()
             self.wfile.write(body)
 
         def log_message(self, *words: object) -> None:
@@ -87,14 +88,16 @@ def other_server(body: bytes) -> Iterator[str]:
 
 @pytest.mark.parametrize("body", [b"", b"up 1\n", b"<html>\n", b"\xff\xfe"])
 def test_what_is_not_headrace_is_said_to_be(body: bytes, capsys: Capture) -> None:
-    with other_server(body) as url:
-        assert main(["top", url, "--once"]) == 2
-    assert "/metrics" in capsys.readouterr().err
+    for is_http in (True, False):
+        with other_server(body, is_http=is_http) as url:
+            assert main(["top", url, "--once"]) == 2
+        assert "/metrics" in capsys.readouterr().err
 
 
 def test_bad_words(capsys: Capture) -> None:
-    assert main(["top", "file:///etc/passwd"]) == 2
-    assert "is no http address" in capsys.readouterr().err
+    for url in ("file:///etc/passwd", "http://[::1", "http://127.0.0.1:abc", "http://h:0"):
+        assert main(["top", url]) == 2
+        assert "is no http address" in capsys.readouterr().err
     assert main(["top", "http://127.0.0.1:9", "--once"]) == 2
     assert "cannot be read: " in capsys.readouterr().err
     assert main(["top", "http://127.0.0.1:9", "--every", "0"]) == 2

@@ -88,7 +88,8 @@ def _read_options(name: str, options: list[str], faults: list[str]) -> dict[str,
 def _find_fault(url: str) -> str:
     try:
         parts = urlsplit(url)
-        has_host = bool(parts.hostname) and parts.port != 0
+        # As it is looked up; a label may be too long, or empty.
+        has_host = bool((parts.hostname or "").encode("idna")) and parts.port != 0
     except ValueError:
         return "its address is no URL"
     if parts.scheme not in ("http", "https") or not has_host:

@@ -60,7 +60,9 @@ class Breaker:
         self._num_probes_ok += 1
         if self._num_probes_ok >= self._config.breaker_probes:
             self.is_closed = True
-            self._failures, self._faded_ns = self._config.breaker_failures - 1.0, now
+            # So that one is enough, and is remembered where one always is.
+            self._failures = max(1.0, self._config.breaker_failures - 1.0)
+            self._faded_ns = now
 
     def _open(self, now: Ns) -> None:
         if not self.is_closed and now < self.until_ns:

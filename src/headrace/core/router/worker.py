@@ -9,7 +9,6 @@ had received when it counted, its word holds; those sent since are added; what i
 foreign. So nothing counts twice.
 """
 
-from math import inf
 from typing import Final
 
 import msgspec
@@ -197,7 +196,7 @@ class Worker:
     def reconcile(self, now: Ns, load: WorkerLoad, num_received: int | None, fresh_ns: int) -> bool:
         """Take the worker's word. False, with nothing changed, where it makes no sense."""
         for figure in msgspec.structs.astuple(load):
-            if figure is not None and not 0.0 <= figure < inf:  # which NaN is not either
+            if figure is not None and not 0.0 <= figure < FOREVER:  # which NaN is not either
                 return False
         # Without its word on what it had received: what was sent before it spoke last time has
         # arrived, and of the rest none is taken for foreign.

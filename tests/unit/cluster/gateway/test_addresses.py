@@ -20,11 +20,14 @@ def fault(*engines: str, keys: Path | str = "") -> str:
 
 
 def test_names_by_place_or_as_given() -> None:
-    found = addresses("http://127.0.0.1:1", "b.2=https://host/base/", "http://[::1]:3/v1/")
+    found = addresses(
+        "http://127.0.0.1:1", "b.2=https://host/base/", "http://[::1]:3/v1/", "http://é.net."
+    )
     assert [(one.name, one.url) for one in found] == [
         ("e0", "http://127.0.0.1:1"),
         ("b.2", "https://host/base"),
         ("e2", "http://[::1]:3"),
+        ("e3", "http://é.net."),
     ]
 
 
@@ -42,6 +45,8 @@ def test_names_by_place_or_as_given() -> None:
         "http://host#x",
         "http://ho st",
         "http://host/\r\nx",
+        "http://a..b",
+        f"http://{'a' * 64}.net:1",
     ],
 )
 def test_what_is_no_address(url: str) -> None:

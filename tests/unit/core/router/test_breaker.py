@@ -1,5 +1,9 @@
 """Breaker: failures open it, probes close it."""
 
+from dataclasses import replace
+
+import pytest
+
 from headrace.core.base.types import NS_PER_S, Ns
 from headrace.core.config.schema import RouterConfig
 from headrace.core.router.breaker import MAX_DOUBLINGS, Breaker
@@ -8,9 +12,9 @@ S = NS_PER_S
 CONFIG = RouterConfig(breaker_failures=3, breaker_open_s=5.0, breaker_probes=2)
 
 
-def opened() -> Breaker:
-    breaker = Breaker(CONFIG)
-    for _ in range(3):
+def opened(config: RouterConfig = CONFIG) -> Breaker:
+    breaker = Breaker(config)
+    for _ in range(config.breaker_failures):
         breaker.fail(Ns(0))
     return breaker
 
@@ -68,12 +72,14 @@ def test_it_can_be_forgotten_when_all_is_long_ago() -> None:
     assert not opened().is_forgettable(Ns(1000 * S))
 
 
-def test_a_failure_soon_after_it_was_closed_opens_it_for_twice_as_long() -> None:
+@pytest.mark.parametrize("most", [1, 2, 3, 10])
+def test_a_failure_soon_after_it_was_closed_opens_it_for_twice_as_long(most: int) -> None:
     """As of a worker that crashes every two seconds, and answers probes in between."""
-    breaker = opened()
+    config = replace(CONFIG, breaker_failures=most)
+    breaker = opened(config)
     for num_closed in range(1, 4):
         now = breaker.until_ns
-        for _ in range(CONFIG.breaker_probes):
+        for _ in range(config.breaker_probes):
             breaker.succeed(now)
         assert breaker.is_closed
         now = Ns(now + 2 * S)

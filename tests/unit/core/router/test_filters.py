@@ -218,12 +218,13 @@ def test_when_all_are_silent_and_full_requests_wait() -> None:
     assert effect.decision.is_fallback
 
 
-def test_nonsense_is_silence() -> None:
+@pytest.mark.parametrize("figure", [float("nan"), float("inf"), -1.0, 1e308])
+def test_nonsense_is_silence(figure: float) -> None:
     routing = Routing(2, stats_stale_ms=1000)
     for worker_id in (0, 1):
         routing.stats(worker_id)
     routing.now = Ns(routing.now + 900 * NS_PER_MS)
-    routing.stats(0, num_running=float("nan"))
+    routing.stats(0, num_running=figure, num_waiting=figure)
     routing.stats(1)
     routing.now = Ns(routing.now + 200 * NS_PER_MS)
     assert {routing.place().worker_id for _ in range(3)} == {1}
