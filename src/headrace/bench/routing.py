@@ -131,7 +131,7 @@ def report(traffic: Traffic, policy: str, outcome: ClusterReport) -> PolicyRepor
         hit_rate=sum(record.num_cached_tokens for record in records) / num_prompt_tokens,
         ttft_ms=Spread.of((one.ttft_ns or 0) / NS_PER_MS for one in records),
         tpot_ms=Spread.of((one.tpot_ns or 0.0) / NS_PER_MS for one in records),
-        goodput=num_good / (len(records) + outcome.num_rejected),
+        goodput=num_good / (len(records) + len(outcome.refused_ns)),
         goodput_per_s=num_good / (outcome.end_ns / NS_PER_S),
         trace_hash=outcome.trace_hash,
     )

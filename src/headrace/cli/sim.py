@@ -179,7 +179,7 @@ def sim(flags: SimFlags, file: str | None, *, as_json: bool) -> int:
         faults=Faults(mean_life_s=asked.mean_life_s, start_up_s=asked.start_up_s),
         seed=asked.seed,
     )
-    tally = Tally(asked.warm_up_s)
+    tally = Tally(asked.warm_up_s, is_closed=asked.concurrency is not None)
     with showing(tally.add, num_requests) as on_record:
         report = simulate_cluster(cluster, on_record=on_record)
     summary = tally.summary(report)

@@ -40,6 +40,7 @@ from headrace.sim.steps import Written
 MAX_CALLS = 1_000_000_000
 KV_LINK = Link(latency_ns=10_000.0, byte_ns=0.02)  # 50 GB/s
 NO_LIMITS = Slo()
+ENDS_OF_ANSWERS = (FinishReason.LENGTH, FinishReason.STOP)
 NOTHING = Arrive(())  # stands for the event where a worker speaks
 
 Death = tuple[int, Ns, Ns | None]
@@ -87,7 +88,7 @@ class ClusterReport:
     num_events: int  # of the front end
     end_ns: Ns
     records: list[RequestRecord]  # in the order of their ends; none where somebody else took them
-    num_rejected: int
+    refused_ns: tuple[Ns, ...]  # when those came that were refused, who have no record
     num_migrations: int
     num_handoffs: int
     router: RouterStats
@@ -164,7 +165,8 @@ class _World:
         self._telemetry = ClusterTelemetry(cluster.default_slo)
         self._observe, self._observe_plan = observe, observe_plan
         self._digest = hashlib.sha256()
-        self._num_events = self._num_rejected = 0
+        self._num_events = 0
+        self._refused_ns: list[Ns] = []
         self._end_ns = Ns(0)  # of the last request
         self._living: dict[SeqId, SeqSpec] = {}
         self._outputs: dict[SeqId, list[int]] = {}  # where an answer may lead to a request
@@ -210,7 +212,7 @@ class _World:
             num_events=self._num_events,
             end_ns=self._end_ns,
             records=self._records,
-            num_rejected=self._num_rejected,
+            refused_ns=tuple(self._refused_ns),
             num_migrations=self._core.num_migrations,
             num_handoffs=self._core.num_handoffs,
             router=stats,
@@ -246,15 +248,19 @@ class _World:
                     self._outputs[seq_id] += tokens
             case Finish(seq_id):
                 spec = self._end(seq_id, word.num_output_tokens)
-                output = self._outputs.pop(seq_id, None)
-                if output and word.reason in (FinishReason.LENGTH, FinishReason.STOP):
-                    following = self.cluster.source.follow_up(spec, output, self._end_ns)
-                    if following is not None:
-                        self._expect(following)
+                self._follow(spec, is_whole=word.reason in ENDS_OF_ANSWERS)
             case Reject(seq_id):
-                self._end(seq_id, -1)
-                self._outputs.pop(seq_id, None)
-                self._num_rejected += 1
+                spec = self._end(seq_id, -1)
+                self._refused_ns.append(spec.arrived_ns)
+                self._follow(spec, is_whole=False)
+
+    def _follow(self, spec: SeqSpec, *, is_whole: bool) -> None:
+        output = self._outputs.pop(spec.seq_id, None)
+        if output is not None:
+            answer = output if is_whole else ()
+            following = self.cluster.source.follow_up(spec, answer, self._end_ns)
+            if following is not None:
+                self._expect(following)
 
     def _end(self, seq_id: SeqId, num_output_tokens: int) -> SeqSpec:
         spec = self._living.pop(seq_id, None)

@@ -9,7 +9,7 @@ from math import sqrt
 
 import msgspec
 
-from headrace.core.base.metrics import percentile
+from headrace.core.base.metrics import per_second, percentile
 from headrace.core.base.types import NS_PER_MS, NS_PER_S, Ns
 from headrace.core.telemetry import RequestRecord
 from headrace.sim.cluster import ClusterReport
@@ -47,7 +47,8 @@ class RoleUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests that came within the warm-up are not counted.
+    """Requests that came within the warm-up are not counted. Rates are over the time of arrivals;
+    where requests come as others end, or all at once, it goes on until the last end.
 
     A request without a limit is good when it is served. Attainment is the share of good ones, with
     its 95 % interval by Wilson (1927), which takes requests for independent.
@@ -56,7 +57,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     num_requests: int
     num_rejected: int
     num_good: int
-    span_s: float  # from the first counted arrival to the last
+    span_s: float  # from the first counted arrival to the last, or to the last end
     load_per_s: float
     goodput_per_s: float
     attainment: float
@@ -81,21 +82,22 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 class Tally:
     """Folds records as they come."""
 
-    def __init__(self, warm_up_s: float = 0.0) -> None:
+    def __init__(self, warm_up_s: float = 0.0, *, is_closed: bool = False) -> None:
+        """`is_closed`: requests come as others end."""
         self._warm_up_ns = round(warm_up_s * NS_PER_S)
+        self._is_closed = is_closed
         self._latencies = {name: array("d") for name in ("ttft", "tpot", "itl", "e2e")}
         self._misses: Counter[tuple[str, str]] = Counter()
         self._first_ns: Ns | None = None
-        self._last_ns = Ns(0)
+        self._last_ns = self._end_ns = Ns(0)
         self._num_requests = self._num_good = 0
         self._num_prompt = self._num_cached = self._num_output = self._num_good_output = 0
 
     def add(self, record: RequestRecord) -> None:
         if record.arrived_ns < self._warm_up_ns:
             return
-        at_ns = record.arrived_ns
-        self._first_ns = at_ns if self._first_ns is None else min(at_ns, self._first_ns)
-        self._last_ns = max(at_ns, self._last_ns)
+        self._came(record.arrived_ns)
+        self._end_ns = max(record.finished_ns, self._end_ns)
         self._num_requests += 1
         self._num_good += record.good
         self._num_prompt += record.num_prompt_tokens
@@ -114,20 +116,34 @@ class Tally:
         for miss in record.misses:
             self._misses[miss.metric.value, miss.cause.value] += 1
 
+    def _came(self, at_ns: Ns) -> None:
+        self._first_ns = at_ns if self._first_ns is None else min(at_ns, self._first_ns)
+        self._last_ns = max(at_ns, self._last_ns)
+
+    def _span_ns(self) -> Ns:
+        first_ns = self._first_ns or 0
+        is_at_once = self._last_ns == first_ns
+        end_ns = (
+            max(self._last_ns, self._end_ns) if self._is_closed or is_at_once else self._last_ns
+        )
+        return Ns(end_ns - first_ns)
+
     def summary(self, report: ClusterReport) -> Summary:
-        num_all = self._num_requests + report.num_rejected
-        span_s = max((self._last_ns - (self._first_ns or 0)) / NS_PER_S, 1e-9)
+        refused_ns = [at_ns for at_ns in report.refused_ns if at_ns >= self._warm_up_ns]
+        for at_ns in refused_ns:
+            self._came(at_ns)
+        num_all, span_ns = self._num_requests + len(refused_ns), self._span_ns()
         low, high = wilson(self._num_good, num_all)
         misses: dict[str, dict[str, int]] = {}
         for (metric, cause), count in sorted(self._misses.items(), key=lambda one: -one[1]):
             misses.setdefault(metric, {})[cause] = count
         return Summary(
             num_requests=num_all,
-            num_rejected=report.num_rejected,
+            num_rejected=len(refused_ns),
             num_good=self._num_good,
-            span_s=span_s,
-            load_per_s=num_all / span_s,
-            goodput_per_s=self._num_good / span_s,
+            span_s=span_ns / NS_PER_S,
+            load_per_s=per_second(num_all, span_ns),
+            goodput_per_s=per_second(self._num_good, span_ns),
             attainment=self._num_good / num_all if num_all else 1.0,
             attainment_low=low,
             attainment_high=high,
@@ -135,9 +151,9 @@ class Tally:
             tpot_ms=Quantiles.of(self._latencies["tpot"]),
             worst_itl_ms=Quantiles.of(self._latencies["itl"]),
             e2e_ms=Quantiles.of(self._latencies["e2e"]),
-            prompt_tokens_per_s=self._num_prompt / span_s,
-            output_tokens_per_s=self._num_output / span_s,
-            good_output_tokens_per_s=self._num_good_output / span_s,
+            prompt_tokens_per_s=per_second(self._num_prompt, span_ns),
+            output_tokens_per_s=per_second(self._num_output, span_ns),
+            good_output_tokens_per_s=per_second(self._num_good_output, span_ns),
             hit_rate=self._num_cached / max(1, self._num_prompt),
             num_misses_by_metric_and_cause=misses,
             num_migrations=report.num_migrations,

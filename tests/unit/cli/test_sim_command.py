@@ -78,6 +78,35 @@ def test_as_many_requests_are_under_way_as_there_are_clients(
     assert found["load_asked_per_s"] is None
     under_way = 60 / found["span_s"] * found["e2e_ms"]["mean"] / 1000
     assert under_way == pytest.approx(3.0, rel=0.1)
+    assert found["load_per_s"] == pytest.approx(60 / found["end_s"])
+
+
+@pytest.mark.parametrize("flags", [{"concurrency": 9}, {"load": 1.0, "requests": 1}])
+def test_rates_of_requests_that_come_at_once_last_until_their_ends(
+    capsys: pytest.CaptureFixture[str], flags: dict[str, Any]
+) -> None:
+    found = run(capsys, **{"requests": 8, "mixed": 1, "workload": "rag", "output": 20, **flags})
+    assert found["load_per_s"] * found["span_s"] == pytest.approx(found["num_requests"])
+    assert found["span_s"] * 1000 == pytest.approx(found["e2e_ms"]["p99"])
+
+
+def test_a_client_who_was_refused_asks_again(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """As many times as there are clients, and more."""
+    trace = tmp_path / "trace.jsonl"
+    lengths = [300_000 if number % 3 == 1 else 900 for number in range(24)]
+    trace.write_text(
+        "".join(
+            f'{{"timestamp": {400 * number}, "input_length": {length}, "output_length": 5,'
+            ' "hash_ids": []}\n'
+            for number, length in enumerate(lengths)
+        )
+    )
+    found = run(capsys, trace=str(trace), concurrency=2, mixed=1)
+    assert (found["num_requests"], found["num_rejected"]) == (24, 8)
+    later = run(capsys, trace=str(trace), mixed=1, warm_up_s=4.7)
+    assert (later["num_requests"], later["num_rejected"]) == (12, 4)
 
 
 def test_limits_are_missed_for_a_reason(capsys: pytest.CaptureFixture[str]) -> None:

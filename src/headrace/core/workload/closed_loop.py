@@ -1,4 +1,4 @@
-"""Clients who each ask again when they are answered, and all begin at once.
+"""Clients who each ask again when they are answered or refused, and all begin at once.
 
 Decides when requests come, and not which: those are another source's.
 """
@@ -16,7 +16,7 @@ from headrace.core.workload.source import Source
 class ClosedLoop:
     """A Source of another one's requests, whatever times these have, by `num_clients` who never
     pause. What follows an answer is asked by the client who was answered; one whose request was
-    refused asks nothing more.
+    refused, or whose answer broke off, goes on with what nobody has asked yet.
     """
 
     has_follow_ups = True

@@ -24,7 +24,9 @@ class Source(Protocol):
         ...
 
     def follow_up(self, spec: SeqSpec, output: Sequence[int], now: Ns) -> SeqSpec | None:
-        """What the end of an answer leads to, at its `arrived_ns`. To be told of each end once."""
+        """What an end leads to, at its `arrived_ns`. To be told of each end once; one without
+        output is that of a request that was refused, or whose answer broke off.
+        """
         ...
 
 

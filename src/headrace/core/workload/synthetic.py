@@ -101,7 +101,7 @@ class SyntheticSource:
 
     def follow_up(self, spec: SeqSpec, output: Sequence[int], now: Ns) -> SeqSpec | None:
         session = self._sessions.pop(spec.seq_id, None)
-        if session is None:
+        if session is None or not output:
             return None
         session.prompt += tuple(output)
         pause_s = session.rng.expovariate(1.0) * self._profile.pause_s

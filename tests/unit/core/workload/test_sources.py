@@ -130,3 +130,11 @@ def test_a_client_goes_on_with_its_session_and_does_not_pause() -> None:
     assert second is not None
     assert second.arrived_ns == 5
     assert second.prompt_tokens[: len(first.prompt_tokens)] == first.prompt_tokens
+
+
+def test_a_client_whose_request_was_refused_begins_another_session() -> None:
+    source = ClosedLoop(SyntheticSource(workload(CHAT, 8)), 1)
+    [first] = source.arrivals()
+    second = source.follow_up(first, (), Ns(5))
+    assert second is not None
+    assert (first.request_id, second.request_id, second.arrived_ns) == ("0.1", "1.1", 5)
