@@ -10,6 +10,7 @@ import pytest
 from headrace.core.base.errors import DeviceError
 from headrace.core.base.plan import SampleSpec
 from headrace.core.base.sampling import SamplingParams
+from headrace.live.bounds import MIN_REPETITION_PENALTY
 from headrace.ops.interface import KvLayout, RowRequest
 from headrace.ops.philox import uniform
 from support.ops_rig import batch_of, compile_rows, view_of
@@ -267,6 +268,19 @@ def test_a_row_that_is_no_number_is_named(backend: Any, value: float, request_: 
     broken[1, 5] = value
     with pytest.raises(DeviceError, match="row 1"):
         finish(backend, broken, [request_] * 3)
+
+
+@pytest.mark.parametrize("top_k", [0, VOCAB - 1])
+def test_a_penalty_that_overflows_is_an_error_not_a_hang(backend: Any, top_k: int) -> None:
+    params = SamplingParams(repetition_penalty=1e-308, top_k=top_k)
+    row = np.full((1, VOCAB), 20.0, np.float32)
+    with pytest.raises(DeviceError, match="not a number"):
+        finish(backend, row, [RowRequest(SampleSpec(params, 1, prompt_tokens=(1, 2, 3)))])
+    # The least that a request may ask for leaves what was seen, and an order of it.
+    params = SamplingParams(temperature=1e-5, repetition_penalty=MIN_REPETITION_PENALTY)
+    row[0, 2] = 20.1
+    request = RowRequest(SampleSpec(params, 1, prompt_tokens=(1, 2, 3)))
+    assert finish(backend, row, [request])[0].token == 2
 
 
 @pytest.mark.parametrize("token", [-1, VOCAB])

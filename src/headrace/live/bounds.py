@@ -20,6 +20,7 @@ MAX_LOGPROBS: Final = 20
 MAX_SLO_MS: Final = 1e9
 QUICK_CHARS: Final = 8192  # a text up to this is tokenised as soon as it is looked at
 MIN_TEMPERATURE: Final = 1e-5  # below it a draw is the likeliest token anyway
+MIN_REPETITION_PENALTY: Final = 1e-5  # what lies below it overflows at last
 MAX_PRIORITY: Final = 2**31 - 1
 MAX_TOP_K: Final = 2**31 - 1  # more than any vocabulary has means all of it
 
@@ -56,6 +57,7 @@ def resolve_params(
         temperature=params.temperature if params.temperature >= MIN_TEMPERATURE else 0.0,
         max_tokens=max_tokens,
         top_k=params.top_k if 0 < params.top_k < vocab_size else 0,
+        repetition_penalty=max(params.repetition_penalty, MIN_REPETITION_PENALTY),
         seed=params.seed % 2**64,
     )
 

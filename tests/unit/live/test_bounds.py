@@ -141,6 +141,11 @@ def test_a_temperature_next_to_nothing_is_greedy(asked: float, taken: float) -> 
     assert resolve(temperature=asked).temperature == taken
 
 
+@pytest.mark.parametrize(("asked", "taken"), [(5e-324, 1e-5), (1e-5, 1e-5), (0.5, 0.5)])
+def test_a_repetition_penalty_next_to_nothing_overflows_nothing(asked: float, taken: float) -> None:
+    assert resolve(repetition_penalty=asked).repetition_penalty == taken
+
+
 def test_the_request_as_a_whole_is_bounded() -> None:
     check_request(64, ("x" * 256,) * 16, -(2**31) + 1, Slo(ttft_ms=0, itl_ms=1e9))
     for n, stops, priority, slo, param in (

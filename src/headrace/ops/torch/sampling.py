@@ -51,6 +51,8 @@ def sample(logits: Tensor, spec: SampleSpec) -> int:
         raise ValueError("every token is banned")
     if params.temperature == 0:
         return int(order[0])
+    if best == torch.inf:  # a penalty next to zero
+        raise ValueError("not a number")
     if params.top_k > 0:
         order = order[: params.top_k]
     # The softmax of logits / temperature. Taking the best away first, it cannot overflow.

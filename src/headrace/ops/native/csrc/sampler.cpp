@@ -178,29 +178,34 @@ int first_of(const LogitsRow& row, float greatest) {
   return static_cast<int>(std::find(begin, row.values + row.size, greatest) - row.values);
 }
 
-// The lowest id of the greatest value; false where all are banned.
-bool choose(const Kernels& kernels, const LogitsRow& row, float greatest, const Choice& c, int& token) {
+constexpr const char* kBanned = "every token is banned";
+constexpr const char* kNoNumber = "not a number";
+
+// A token, by temperature 0 the lowest id of the greatest value; or why there is none, null where there is.
+const char* choose(const Kernels& kernels, const LogitsRow& row, float greatest, const Choice& c, int& token) {
   const bool plain = c.prompt.empty() && c.output.empty() && c.logit_bias.empty() && c.banned.empty();
+  if (!(greatest > kMinusInf)) return kBanned;
   if (plain && c.temperature == 0.0) {
     token = first_of(row, greatest);
-    return greatest > kMinusInf;
+    return nullptr;
   }
-  if (!(greatest > kMinusInf)) return false;
   std::vector<double>& values = divided(kernels, row.values, row.size, plain ? c.temperature : 1.0);
-  if (plain) {
-    token = draw(kernels, values, greatest / c.temperature, c);
-    return true;
+  double top = greatest;
+  if (!plain) {
+    adjust(c, values);
+    top = *std::max_element(values.begin(), values.end());
+    if (top == kMinusInf) return kBanned;
+    if (c.temperature == 0.0) {
+      token = static_cast<int>(std::find(values.begin(), values.end(), top) - values.begin());
+      return nullptr;
+    }
+    for (double& value : values) value /= c.temperature;
   }
-  adjust(c, values);
-  const double top = *std::max_element(values.begin(), values.end());
-  if (top == kMinusInf) return false;
-  if (c.temperature == 0.0) {
-    token = static_cast<int>(std::find(values.begin(), values.end(), top) - values.begin());
-    return true;
-  }
-  for (double& value : values) value /= c.temperature;
-  token = draw(kernels, values, top / c.temperature, c);
-  return true;
+  top /= c.temperature;
+  // Penalties or a temperature next to zero: an infinity has no place in an order of bands.
+  if (!(top < -kMinusInf)) return kNoNumber;
+  token = draw(kernels, values, top, c);
+  return nullptr;
 }
 
 }  // namespace
@@ -231,12 +236,13 @@ RowResult finish_row(const Kernels& kernels, const LogitsRow& row, const RowRequ
   RowResult result;
   const float greatest = greatest_of(kernels, row);
   if (!(greatest < std::numeric_limits<float>::infinity())) {
-    result.fault = "not a number";
+    result.fault = kNoNumber;
     return result;
   }
   result.token = request.target;
-  if (request.choice && !choose(kernels, row, greatest, *request.choice, result.token))
-    result.fault = "every token is banned";
+  const char* fault = request.choice ? choose(kernels, row, greatest, *request.choice, result.token) : nullptr;
+  if (fault)
+    result.fault = fault;
   else if (request.num_top >= 0)
     score(kernels, row.values, row.size, greatest, request.num_top, result);
   return result;
