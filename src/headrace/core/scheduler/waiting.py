@@ -35,10 +35,13 @@ class WaitingQueue:
         return iter(self._seqs)
 
     def add(self, seq: Sequence, now: Ns) -> None:
-        """Let a sequence wait, at the place that its order gives it."""
+        """Let a sequence wait, at the place that its order gives it. It is long or short from now
+        on, until the cache says otherwise when it is looked at.
+        """
         seq.queue_key = self._order_key(seq, now, self._kv) if self._is_static else (0.0, seq.order)
         insort(self._seqs, seq, key=queue_key)
         self.num_long += self._has_long_text(seq)
+        seq.is_long = self.is_long(seq)
 
     def remove(self, seq: Sequence) -> None:
         del self._seqs[bisect_left(self._seqs, seq.queue_key, key=queue_key)]

@@ -46,3 +46,19 @@ def test_nobody_gives_way_to_a_long_prompt_that_came_first() -> None:
     bench.step()
     assert bench.plan is not None
     assert bench.plan.num_tokens <= 50
+
+
+def test_nor_to_one_that_comes_with_others_and_was_not_looked_at_yet() -> None:
+    bench = Bench(
+        itl_target_ms=0.0015,
+        itl_margin=0.0,
+        step_tokens=400,
+        short_prompt_tokens=100,
+        num_blocks=900,
+        max_model_len=2000,
+    )
+    bench.handle(Arrive((bench.seq((2,), max_tokens=9),)))
+    bench.handle(Arrive((bench.seq((1,) * 1500, max_tokens=1),)))
+    bench.step()
+    assert bench.plan is not None
+    assert 1 < bench.plan.num_tokens <= 50
