@@ -1,6 +1,8 @@
 """What goes over the wire, byte by byte: framing, limits, errors."""
 
 import json
+import socket
+import struct
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -54,6 +56,21 @@ def test_the_frames_of_a_stream(server: RunningServer) -> None:
     assert chunks[-1]["choices"] == []
     assert chunks[-1]["usage"]["completion_tokens"] == 3
     assert all(chunk["usage"] is None for chunk in chunks[:-1])
+
+
+@pytest.mark.parametrize("version", [b"HTTP/1.0", b"HTTP/1.1"])
+def test_a_stream_that_ends_with_its_connection_says_nothing_else(
+    server: RunningServer, version: bytes
+) -> None:
+    body = json.dumps(HELLO | {"max_tokens": 3, "stream": True}).encode()
+    data = request_bytes(CHAT, body, headers={"connection": "close"})
+    with closing(connect(server)) as sock:
+        sock.sendall(data.replace(b"HTTP/1.1", version, 1))
+        head, _, rest = rest_of(sock).partition(b"\r\n\r\n")
+    assert [line for line in head.split(b"\r\n") if line.startswith(b"connection:")] == [
+        b"connection: close"
+    ]
+    assert b"data: [DONE]" in rest
 
 
 def test_without_usage_there_is_none(server: RunningServer) -> None:
@@ -255,6 +272,30 @@ def test_headers_must_arrive_in_time(
         assert send_until_cut(sock, b"x", 200, pause_s=0.01) < 100
 
 
+@pytest.mark.parametrize("is_idle_before", [True, False])
+def test_later_headers_must_arrive_in_time_too(
+    server: RunningServer, is_idle_before: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Idle connections are kept for longer, but only while they are idle."""
+    monkeypatch.setattr(connection.Connection, "head_timeout_s", 0.2)
+    gate = server.booted.executor.gate
+    gate.clear()
+    try:
+        with closing(connect(server)) as sock:
+            asked = request_bytes(CHAT, json.dumps(HELLO | {"max_tokens": 1}).encode())
+            begun = b"GET /health HTTP/1.1\r\nhost: "
+            sock.sendall(asked if is_idle_before else asked + begun)
+            eventually(lambda: not is_idle(server))
+            gate.set()
+            assert Reply(sock).status == 200
+            if is_idle_before:
+                time.sleep(0.3)
+                sock.sendall(begun)
+            assert send_until_cut(sock, b"x", 200, pause_s=0.01) < 100
+    finally:
+        gate.set()
+
+
 @pytest.mark.parametrize("is_apart", [False, True])
 @pytest.mark.parametrize("connection", ["Upgrade, HTTP2-Settings", "upgrade, close"])
 def test_an_upgrade_that_is_offered_is_passed_over(
@@ -296,6 +337,19 @@ def test_many_pipelined_requests_are_all_answered(server: RunningServer) -> None
         assert Reply(sock).status == 200
 
 
+def test_whoever_leaves_behind_a_long_body_is_noticed(server: RunningServer) -> None:
+    server.booted.executor.step_s = 0.01  # 20 s for all of it
+    try:
+        with closing(connect(server)) as sock:
+            sock.sendall(request_bytes(CHAT, json.dumps(HELLO | {"max_tokens": 1900}).encode()))
+            eventually(lambda: server.booted.engine.stats().num_running == 1)
+            sock.sendall(request_bytes(CHAT, b" " * (200 << 10)))
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        eventually(lambda: is_idle(server))
+    finally:
+        server.booted.executor.step_s = 0.0
+
+
 CHUNKED = {"content-length": "", "transfer-encoding": "chunked"}
 
 
@@ -306,8 +360,9 @@ CHUNKED = {"content-length": "", "transfer-encoding": "chunked"}
         (b"what is this?\r\n\r\n", 3),
         (request_bytes("/health", method="GET", headers={"x": "y" * (33 << 10)}), 3),
         (request_bytes(CHAT, headers=CHUNKED) + b"no size\r\n", 3),
+        (request_bytes(CHAT, b" " * (65 << 10)), 3),
     ],
-    ids=["too many", "no HTTP", "large headers", "broken body"],
+    ids=["too many", "no HTTP", "large headers", "broken body", "long body"],
 )
 def test_what_cannot_be_taken_lets_those_before_it_be_answered(
     server: RunningServer, behind: bytes, num_before: int

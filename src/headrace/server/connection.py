@@ -6,7 +6,7 @@ KiB unsent, and an idle connection is closed after the keep-alive time. What is 
 - a request line and headers may be 32 KiB together (431);
 - they must arrive within 10 s, also when they come byte by byte (the connection is closed);
 - pipelined requests wait in a queue, whose last answer closes the connection (`connection: close`)
-  where it was full; a client that leaves is noticed by all of them;
+  where it was full, or a body too long to wait; a client that leaves is noticed by all of them;
 - a request that is refused lets those before it have their answers first;
 - fields behind a body (trailers) are dropped: who is before us may have looked at headers alone;
 - an upgrade that is offered (HTTP/2, by Java's client with each first request) is passed over, and
@@ -45,6 +45,7 @@ from headrace.server.plain_body import without_chunks
 MAX_HEAD_BYTES = 32 << 10
 HEAD_TIMEOUT_S = 10.0
 MAX_PIPELINED = 32
+MAX_QUEUED_BODY_BYTES = 64 << 10  # of one that waits: who is not read from is not seen to leave
 MAX_UNREAD_BODY_BYTES = 16 << 20
 
 _HEAD_TOO_LARGE = Failure(
@@ -113,7 +114,7 @@ class Connection(HttpToolsProtocol):
         peer = transport.get_extra_info("peername")
         self.client = peer[:2] if isinstance(peer, tuple) else None
         self.scheme = "http"
-        self._expect_head(self.head_timeout_s)
+        self._expect_head()
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Whether the connection stays open: while whole requests wait for their answers."""
@@ -189,6 +190,8 @@ class Connection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._num_head_bytes, self._has_head = 0, False
+        if self._head_timer is not None and self._head_timer.when() > self._head_limit_s():
+            self._expect_head()  # it is idle no more
         self.scope["extensions"] = {ABORT: self.transport.abort}  # type: ignore[dict-item]
 
     def on_url(self, url: bytes) -> None:
@@ -229,6 +232,10 @@ class Connection(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         if self._is_refused:
             return
+        is_queued = bool(self.pipeline) and self.pipeline[0][0] is self.cycle
+        if is_queued and len(self.cycle.body) + len(body) > MAX_QUEUED_BODY_BYTES:
+            self._close_after_answers()
+            return
         if self.cycle.response_complete:
             self._num_unread_bytes += len(body)
             if self._num_unread_bytes > MAX_UNREAD_BODY_BYTES:
@@ -244,7 +251,8 @@ class Connection(HttpToolsProtocol):
         self.on_room = None
         super().on_response_complete()
         if not (self.transport.is_closing() or self.pipeline):
-            self._expect_head(self.head_timeout_s + self.timeout_keep_alive)
+            # The next one may have begun meanwhile.
+            self._expect_head(idle_s=self.timeout_keep_alive if self._has_head else 0.0)
 
     # ---- limits
 
@@ -278,9 +286,12 @@ class Connection(HttpToolsProtocol):
             whole[-1].keep_alive = False
         return bool(whole)
 
-    def _expect_head(self, timeout_s: float) -> None:
+    def _head_limit_s(self) -> float:
+        return self.loop.time() + self.head_timeout_s
+
+    def _expect_head(self, *, idle_s: float = 0.0) -> None:
         self._forget_head_timer()
-        self._head_timer = self.loop.call_later(timeout_s, self._on_head_timeout)
+        self._head_timer = self.loop.call_at(self._head_limit_s() + idle_s, self._on_head_timeout)
 
     def _forget_head_timer(self) -> None:
         if self._head_timer is not None:

@@ -36,13 +36,15 @@ def stream_response(delivery: Delivery) -> EventSourceResponse:
     """Sends the bytes of a delivery, with a comment now and then so that proxies keep the
     connection.
     """
-    return EventSourceResponse(
+    response = EventSourceResponse(
         aiter(delivery),
         headers={"cache-control": "no-cache"},
         ping=KEEP_ALIVE_S,
         sep="\n",
         ping_message_factory=lambda: _KEEP_ALIVE,
     )
+    del response.headers["connection"]  # says keep-alive, of one that may end here
+    return response
 
 
 def pipe_of(exchange: Exchange) -> Pipe | None:
