@@ -62,6 +62,11 @@ def read(url: str) -> Reading:
     }
     if not any(name.startswith("headrace_") for name, _ in samples):
         raise ConfigError(f"{page} is not of headrace")
+    if any(name == "headrace_engine_up" for name, _ in samples):
+        raise ConfigError(
+            f"{page} is of a gateway, which computes nothing itself",
+            hint="look at its engines, where these are headrace; its own figures are on that page",
+        )
     return Reading(time.monotonic(), samples)
 
 

@@ -94,6 +94,13 @@ def test_what_is_not_headrace_is_said_to_be(body: bytes, capsys: Capture) -> Non
         assert "/metrics" in capsys.readouterr().err
 
 
+def test_a_gateway_has_nothing_to_show(capsys: Capture) -> None:
+    """Its page has none of these figures, and zeros would look like a server that is idle."""
+    with other_server(b'headrace_engine_up{engine="e0"} 1\n') as url:
+        assert main(["top", url, "--once"]) == 2
+    assert "is of a gateway" in capsys.readouterr().err
+
+
 def test_bad_words(capsys: Capture) -> None:
     for url in ("file:///etc/passwd", "http://[::1", "http://127.0.0.1:abc", "http://h:0"):
         assert main(["top", url]) == 2

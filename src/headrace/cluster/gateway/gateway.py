@@ -234,9 +234,11 @@ class Gateway:
 
     def came_up(self, engine: Engine, cards: dict[str, msgspec.Raw]) -> None:
         """It answers, with these models; again where these have changed."""
-        self._cards |= cards
-        self._kv.learn(cards)
         models = tuple(cards)
+        known = {name for one in self.engines if one is not engine for name in one.models}
+        known.update(models)
+        self._cards = {name: one for name, one in (self._cards | cards).items() if name in known}
+        self._kv.learn(self._cards)
         if engine.is_up and models == engine.models:
             return
         if engine.worker_id is not None:

@@ -59,13 +59,9 @@ class KvSources:
             self._tokens.close()
 
     def learn(self, cards: Mapping[str, msgspec.Raw]) -> None:
-        """Which models are adapters, from what an engine shows of them."""
-        for name, card in cards.items() if self.caches else ():
-            try:
-                is_adapter = msgspec.json.decode(card, type=_Card).parent is not None
-            except msgspec.DecodeError:
-                is_adapter = False
-            (self._adapters.add if is_adapter else self._adapters.discard)(name)
+        """Which models are adapters, from what engines show of them all."""
+        if self.caches:
+            self._adapters = {name for name, card in cards.items() if _is_adapter(card)}
 
     def came_up(self, engine: Engine) -> None:
         if cache := self.caches.get(engine.name):
@@ -75,6 +71,13 @@ class KvSources:
         if self._tokens is None:
             return ask
         return await self._tokens.name(ask, path, body, is_adapter=ask.model in self._adapters)
+
+
+def _is_adapter(card: msgspec.Raw) -> bool:
+    try:
+        return msgspec.json.decode(card, type=_Card).parent is not None
+    except msgspec.DecodeError:
+        return False
 
 
 def _publishes(engine: Engine) -> bool:
