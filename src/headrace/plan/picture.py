@@ -16,6 +16,7 @@ WIDTH, HEIGHT = 720, 440  # of what is drawn, without the legend to its right
 LEFT, RIGHT, TOP, BOTTOM = 72, 24, 48, 56
 LETTER = 9  # width of a wide one in the legend
 SMALL_LETTER = 7  # of most in the names of rows
+TEXT_ROW = 14  # from one line of words to the next
 ROW = 26  # from one span to the next
 # Okabe and Ito's colours, which people with any colour vision tell apart.
 COLOURS: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
@@ -74,13 +75,7 @@ class Chart(msgspec.Struct, frozen=True, kw_only=True):
                 across, down = path.split(",")
                 body.append(_dot(across, down, colour))
             body.append(_text(WIDTH, TOP + 12 + 18 * place, line.label, colour=colour))
-        for place, mark in enumerate(marks):
-            colour = COLOURS[(len(lines) + place) % len(COLOURS)]
-            left, top = x.at(mark.at[0]), y.at(mark.at[1])
-            is_right = left > (LEFT + WIDTH) * 0.6
-            body.append(_dot(f"{left:.1f}", f"{top:.1f}", colour))
-            anchor, shift = ("end", -8) if is_right else ("start", 8)
-            body.append(_text(left + shift, top - 6, mark.label, anchor, colour))
+        body += _marked(marks, [(x.at(m.at[0]), y.at(m.at[1])) for m in marks], len(lines))
         width = WIDTH + LETTER * max((len(line.label) for line in lines), default=0)
         return _svg(width, HEIGHT, body)
 
@@ -109,7 +104,8 @@ class SpanChart(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_svg(self) -> str:
         spans = [span for span in self.spans if min(span.low, span.at) > 0 and isfinite(span.at)]
-        left = LEFT + SMALL_LETTER * max((len(span.label) for span in spans), default=0)
+        names = [self.range_label, self.figure_label, *(span.label for span in spans)]
+        left = LEFT + SMALL_LETTER * max(map(len, names))
         width, end = left + WIDTH - LEFT, TOP + ROW * (len(spans) + 1)
         ends = [value for span in spans for value in (span.low, span.high, span.at)]
         axis = _Axis.over(ends, left, width - LEFT, is_log=True)
@@ -190,6 +186,34 @@ def _grid(x: _Axis, y: _Axis) -> list[str]:
         top = y.at(tick)
         parts.append(f'<path d="M{x.start} {top:.1f}H{x.end}" stroke="#dddddd"/>')
         parts.append(_text(x.start - 8, top + 4, _shown(tick), "end"))
+    return parts
+
+
+def _marked(marks: Sequence[Mark], places: Sequence[Point], num_lines: int) -> list[str]:
+    """Points with their words, which make way for those of earlier ones: towards the middle, at the
+    end of a thin line.
+    """
+    parts: list[str] = []
+    taken: list[tuple[float, float, float]] = []  # from left to right, and how far down
+    for place, (mark, (left, top)) in enumerate(zip(marks, places, strict=True)):
+        colour = COLOURS[(num_lines + place) % len(COLOURS)]
+        parts.append(_dot(f"{left:.1f}", f"{top:.1f}", colour))
+        if not mark.label:
+            continue
+        length, down = SMALL_LETTER * len(mark.label), top - 6
+        is_left = left + 8 + length > WIDTH and length + 8 < left
+        begin = left - 8 - length if is_left else left + 8
+        while any(
+            begin < other_end and other_begin < begin + length and abs(down - other_down) < TEXT_ROW
+            for other_begin, other_end, other_down in taken
+        ):
+            down += 1 if top < HEIGHT / 2 else -1
+        taken.append((begin, begin + length, down))
+        shift, anchor = (-8, "end") if is_left else (8, "start")
+        if abs(down - top) > TEXT_ROW:
+            line = f"M{left:.1f} {top:.1f}L{left + shift * 0.8:.1f} {down - 4:.1f}"
+            parts.append(f'<path d="{line}" stroke="{colour}" stroke-opacity="0.5"/>')
+        parts.append(_text(left + shift, down, mark.label, anchor, colour))
     return parts
 
 

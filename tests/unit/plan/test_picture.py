@@ -1,5 +1,6 @@
 """Pictures are well-formed, keep inside their frame, and survive what charts may hold."""
 
+from itertools import combinations
 from math import inf
 from xml.etree import ElementTree
 
@@ -47,6 +48,29 @@ def test_an_empty_chart_and_a_single_point_are_drawn() -> None:
     assert drawn(Chart(title="t", x_label="x", y_label="y")) is not None
     marked = drawn(Chart(title="t", x_label="x", y_label="y", marks=[Mark("m", (0.0, 0.0))]))
     assert len(list(marked.iter(f"{SVG}circle"))) == 1
+
+
+def test_words_of_points_that_lie_together_do_not_cover_each_other() -> None:
+    """Nor do they leave the picture, on either side."""
+    points = [(0.278, 100.0), (0.278, 100.0), (0.279, 99.9), (0.306, 100.0), (0.6, 100.0)]
+    points += [(0.1, 0.0), (0.1, 0.0), (0.1, 1.0), (0.11, 0.0)]
+    marks = [
+        Mark(f"{place} H100 SXM in chunks, least_loaded", at) for place, at in enumerate(points)
+    ]
+    root = drawn(Chart(title="t", x_label="x", y_label="y", marks=[*marks, Mark("", points[0])]))
+    boxes = []
+    for text in root.iter(f"{SVG}text"):
+        if "H100" in (text.text or ""):
+            left, down = float(text.attrib["x"]), float(text.attrib["y"])
+            length = 7.0 * len(text.text or "")
+            left -= length if text.attrib["text-anchor"] == "end" else 0.0
+            boxes.append((left, left + length, down))
+    assert len(boxes) == len(points)
+    assert all(
+        0.0 < left < right <= WIDTH and 24.0 < down <= HEIGHT - 56 for left, right, down in boxes
+    )
+    for (left, right, down), (other_left, other_right, other_down) in combinations(boxes, 2):
+        assert right <= other_left or other_right <= left or abs(down - other_down) >= 12.0
 
 
 def texts(root: ElementTree.Element) -> list[str | None]:
