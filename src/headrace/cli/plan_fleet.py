@@ -280,7 +280,8 @@ def provenance_of(
         for cost in costs
         if cost.accelerator.price_usd_per_hour
     )
-    sources[f"prices an hour, of the table, --presets or --price: {prices}"] = None
+    if prices:
+        sources[f"prices an hour, of the table, --presets or --price: {prices}"] = None
     kind = "data sheet" if engine.fit is None else "fitted"
     return Provenance(kind=kind, sources=tuple(sources), extrapolates=tuple(beyond))
 

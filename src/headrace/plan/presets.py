@@ -12,7 +12,7 @@ from functools import cache
 from importlib.resources import files
 from math import isinf
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -21,6 +21,18 @@ from headrace.core.cost.hardware import Accelerator, ModelShape
 from headrace.models.files import read_text
 
 MAX_PRESET_BYTES = 1 << 20
+# Beyond these a row has other units than its names say.
+MOST: Final = {
+    "bf16_tflop_per_s": 1e6,
+    "fp8_tflop_per_s": 1e6,
+    "fp4_tflop_per_s": 1e6,
+    "memory_gb": 1e7,
+    "memory_tb_per_s": 1e5,
+    "scaleup_gb_per_s": 1e6,
+    "scaleout_gb_per_s": 1e6,
+    "params_b": 1e5,
+}
+LEAST_RIDGE, MOST_RIDGE = 1.0, 1e5  # FLOP per byte of memory
 Found = TypeVar("Found")
 
 
@@ -51,6 +63,12 @@ class AcceleratorRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             "fp4": self.fp4_tflop_per_s,
         }
         check_row(self, "bf16_tflop_per_s", "memory_gb", "memory_tb_per_s", "scaleup_gpus")
+        if not LEAST_RIDGE <= self.bf16_tflop_per_s / self.memory_tb_per_s <= MOST_RIDGE:
+            raise ConfigError(
+                f"{self.name}: no device has so much arithmetic for its memory, or so little",
+                bf16_tflop_per_s=self.bf16_tflop_per_s,
+                memory_tb_per_s=self.memory_tb_per_s,
+            )
         return Accelerator(
             name=self.name,
             flop_per_s_by_dtype={dtype: rate * 1e12 for dtype, rate in rates.items() if rate},
@@ -233,7 +251,9 @@ def read_table(file: str, row_type: type[Found]) -> Iterable[Found]:
 
 
 def check_row(row: AcceleratorRow | ModelRow, *needed: str) -> None:
-    """Raises ConfigError unless the needed fields are more than 0, and no other is less."""
+    """Raises ConfigError unless the needed fields are more than 0, no other is less, and all have
+    the units of their names.
+    """
     numbers: dict[str, Any] = {
         field: value
         for field, value in msgspec.structs.asdict(row).items()
@@ -243,3 +263,11 @@ def check_row(row: AcceleratorRow | ModelRow, *needed: str) -> None:
     wrong |= {field: numbers[field] for field in needed if not numbers[field] > 0}
     if wrong:
         raise ConfigError(f"{row.name}: must be numbers more than 0", **wrong)
+    large = {
+        f"{field}={numbers[field]:g}": most
+        for field, most in MOST.items()
+        if numbers.get(field, 0) > most
+    }
+    if large:
+        told = ", ".join(f"{words} (at most {most:g})" for words, most in large.items())
+        raise ConfigError(f"{row.name}: other units than its names say: {told}")

@@ -77,6 +77,9 @@ def test_all_faults_of_a_file_are_told(tmp_path: Path) -> None:
         ("vocab = 1000", "vocab = 1000\nwindow_layers = 5", "window_layers is more than layers"),
         ("vocab = 1000", "vocab = 1000\nexperts = 4", "top_k=0"),
         ("memory_gb = 48", "memory_gb = 48\nscaleup_gb_per_s = -1", "scaleup_gb_per_s=-1"),
+        ("memory_gb = 48", "memory_gb = 48e9", "memory_gb=4.8e.10 .at most 1e.07"),
+        ("params_b = 0.1", "params_b = 100e6", "params_b=1e.08 .at most 100000"),
+        ("memory_tb_per_s = 1.5", "memory_tb_per_s = 1500", "so much arithmetic .*=1500"),
     ],
 )
 def test_rows_that_cannot_be(tmp_path: Path, before: str, after: str, told: str) -> None:
