@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import count
-from typing import Final
+from typing import Final, NamedTuple
 
 from headrace.cluster.placement.process import Awaited
 from headrace.cluster.process import RemoteProcess, WorkerProcess
@@ -102,6 +102,15 @@ class Slot:
         return self.process is not None and not isinstance(self.process, Awaited)
 
 
+class _Past(NamedTuple):
+    """What is remembered of a name."""
+
+    num_starts: int
+    losses: Counter[Cause]
+    cause: Cause | None
+    fault: str
+
+
 class Fleet:
     """`launch` starts a process, `configure` says what it is told first; `start_timeout_s` is the
     time to its first word. All times are of one monotonic clock.
@@ -122,9 +131,9 @@ class Fleet:
         self._slots: list[Slot] = []
         self._next_worker_id = 0
         self._past = dict.fromkeys(_COUNTS, 0)  # of lives that are over
-        # Starts and losses of slots that are gone, by name, the longest gone first. Names that come
-        # from other machines may be new each time.
-        self._gone: dict[str, tuple[int, Counter[Cause]]] = {}
+        # Of slots that are gone, by name, the longest gone first: for whoever has the name next.
+        # Names that come from other machines may be new each time.
+        self._gone: dict[str, _Past] = {}
         for role, num_workers in (
             (Role.PREFILL, config.prefill),
             (Role.DECODE, config.decode),
@@ -164,8 +173,9 @@ class Fleet:
         taken = {slot.name for slot in self._slots}
         names = (f"{prefix}{number}" for number in count())
         name = next(name for name in names if name not in taken)
-        num_starts, losses = self._gone.pop(name, (0, Counter[Cause]()))
-        slot = Slot(name, role, is_remote, num_starts=num_starts, losses=losses)
+        slot = Slot(name, role, is_remote)
+        if past := self._gone.pop(name, None):
+            slot.num_starts, slot.losses, slot.cause, slot.fault = past
         self._slots.append(slot)
         return slot
 
@@ -279,7 +289,7 @@ class Fleet:
 
     def _remove(self, slot: Slot) -> None:
         self._slots = [other for other in self._slots if other is not slot]
-        self._gone[slot.name] = slot.num_starts, slot.losses
+        self._gone[slot.name] = _Past(slot.num_starts, slot.losses, slot.cause, slot.fault)
         if len(self._gone) > MAX_GONE:
             del self._gone[next(iter(self._gone))]
 

@@ -91,11 +91,22 @@ def test_starts_are_counted_over_all_who_had_a_name() -> None:
     assert named(fleet, "w1").num_starts == 2
 
 
+def test_the_last_loss_is_known_when_another_one_has_the_name() -> None:
+    fleet = fleet_of(workers=1)
+    slot = fleet.add_remote(NOW, FakeProcess(), Hello(name="box"))
+    assert (slot.cause, slot.fault) == (None, "")
+    fleet.lose(slot, NOW, Cause.SILENT, "it has fallen silent")
+    slot = fleet.add_remote(NOW, FakeProcess(), Hello(name="box"))
+    assert (slot.cause, slot.fault) == (Cause.SILENT, "it has fallen silent")
+    assert slot.num_short_lives == 0
+
+
 def test_a_fleet_whose_workers_all_have_new_names_does_not_grow() -> None:
     """As in one that scales for months, where each machine has a name of its own."""
     fleet = fleet_of(workers=1)
 
     def come_and_go(name: str) -> tuple[int, dict[Cause, int]]:
+        """Starts, and losses of all who had that name."""
         slot = fleet.add_remote(NOW, FakeProcess(), Hello(name=name))
         fleet.lose(slot, NOW, Cause.ENDED, "gone")
         return slot.num_starts, dict(slot.losses)
