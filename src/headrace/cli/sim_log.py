@@ -24,7 +24,7 @@ from headrace.core.workload.recording import (
     fault_of_request,
     read_recording,
 )
-from headrace.live.event_log import EventLogReader, LogHeader
+from headrace.live.event_log import EventLogReader, LogHeader, is_json
 from headrace.live.step_fit import StepFit
 from headrace.live.traffic import EngineTraffic, MakeLine
 from headrace.models.files import open_regular
@@ -38,9 +38,9 @@ def path_of(log: str) -> Path:
 
 
 def is_recording(path: Path) -> bool:
-    """By its first byte: the other kind begins with a length. Raises ConfigError."""
+    """By its first bytes: the other kind begins with a length. Raises ConfigError."""
     with open_regular(path) as file:
-        return file.read(1) == b"{"
+        return is_json(file.read(4))
 
 
 def load_recording(log: str, like: str = "") -> Recording:

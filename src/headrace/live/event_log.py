@@ -104,6 +104,15 @@ class Recorder:
                 writer.close()
 
 
+def is_json(prefix: bytes) -> bool:
+    """Whether a file that begins with these four bytes holds JSON. An event log may begin with a
+    brace, too: its first frame's length, which is never what four letters would be.
+    """
+    if len(prefix) < _LENGTH.size:
+        return prefix.startswith(b"{")
+    return prefix.startswith(b"{") and _LENGTH.unpack(prefix)[0] > MAX_FRAME_BYTES
+
+
 class EventLogReader:
     """Iterates over the frames of a file; `is_truncated` tells, after that, whether the last one
     was cut.
@@ -119,6 +128,14 @@ class EventLogReader:
             raise
 
     def _read_header(self, path: Path) -> LogHeader:
+        prefix = self._file.read(_LENGTH.size)
+        self._file.seek(0)
+        if is_json(prefix):
+            raise ConfigError(
+                f"not an event log, but text: {path}",
+                hint="`serve --event-log` writes event logs; `sim run` and `sim whatif` take"
+                " recordings of traffic (`serve --record`), too",
+            )
         try:
             header = msgspec.msgpack.decode(self._read() or b"", type=LogHeader)
         except msgspec.DecodeError:

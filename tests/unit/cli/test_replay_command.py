@@ -10,7 +10,7 @@ from headrace.core.base.sampling import SamplingParams
 from headrace.core.base.types import Ns
 from headrace.core.config.schema import WorkerConfig
 from headrace.live.engine import LiveEngine
-from headrace.live.event_log import EventLogReader, EventLogWriter
+from headrace.live.event_log import EventLogReader, EventLogWriter, is_json
 from headrace.live.generate import GenerateRequest, TextEngine
 from support.fake_engine import VOCAB_SIZE, FormulaExecutor, byte_tokenizer
 
@@ -77,6 +77,19 @@ def test_a_file_that_is_no_log(tmp_path: Path, capsys: Capture) -> None:
     err = capsys.readouterr().err
     assert err.startswith("error: not an event log")
     assert err.count("\n") == 1
+
+
+def test_a_recording_is_no_event_log(tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "x").write_text('{"kind": "begin"}\n')
+    assert main(["replay", str(tmp_path / "x")]) == 2
+    assert "x\nhint: `serve --event-log`" in capsys.readouterr().err
+
+
+def test_a_length_may_look_like_a_brace() -> None:
+    assert is_json(b'{"ki')
+    assert is_json(b"{}\n")
+    assert not is_json((0x017B).to_bytes(4, "little"))
+    assert not is_json(b"")
 
 
 def test_pull_prints_where_a_model_lies(tmp_path: Path, capsys: Capture) -> None:
