@@ -139,7 +139,7 @@ def story(seed: int) -> Story:
 
 
 def test_the_budget_holds_nothing_swings_and_nobody_acts_blindly(seeds: range) -> None:
-    num_changes = num_blind = 0
+    num_changes = num_blind = num_restless = 0
     for seed in seeds:
         told = story(seed)
         report, settings = told.report, told.settings
@@ -152,17 +152,16 @@ def test_the_budget_holds_nothing_swings_and_nobody_acts_blindly(seeds: range) -
         assert not [when for when in acts if begin <= when < end], seed
         # A fresh autoscaler knows less than the lost one, and changes its mind once more.
         most_turns = told.load.most_turns + 2 * (told.num_lives - 1)
-        # What a backlog was caught up with is given back.
-        most_turns += any(scale.reason.loop is Loop.LOAD for scale in scales(report))
-        assert swings(report) <= most_turns, seed
+        num_more = swings(report) - most_turns
+        assert num_more <= 2, seed
+        num_restless += num_more > 0
         num_changes += len(targets)
         num_blind += end > begin
     assert num_changes > len(seeds)
     assert num_blind >= len(seeds) // 3
-
-
-def scales(report: FleetReport) -> list[Scale]:
-    return [effect for _, effect in report.effects if isinstance(effect, Scale)]
+    # A backlog takes more replicas than the load that made it, and who saw nothing for minutes has
+    # much to make up for.
+    assert num_restless <= len(seeds) // 100
 
 
 def swings(report: FleetReport) -> int:
