@@ -10,6 +10,7 @@ import httpx
 import openai
 import pytest
 
+from support.engine_client import chat_text, client_of
 from support.gateway import RunningGateway, running_gateway
 from support.llama_cpp_server import MODEL, LlamaCppServer, llama_cpp_server
 from support.raw_http import eventually
@@ -32,21 +33,6 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[LlamaCppS
 def gateway(engines: list[LlamaCppServer]) -> Iterator[RunningGateway]:
     with running_gateway(*(one.url for one in engines), **SETTINGS) as running:
         yield running
-
-
-def client_of(url: str) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=120)
-
-
-def chat_text(url: str, question: str, *, stream: bool) -> str:
-    messages: Any = [{"role": "user", "content": question}]
-    asked: dict[str, Any] = {"model": MODEL, "messages": messages, "max_tokens": 24}
-    with client_of(url) as client:
-        if not stream:
-            whole = client.chat.completions.create(**asked, temperature=0)
-            return whole.choices[0].message.content or ""
-        chunks = client.chat.completions.create(**asked, temperature=0, stream=True)
-        return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
 
 
 def completion_text(url: str, prompt: str, *, stream: bool) -> str:
@@ -85,10 +71,10 @@ def test_the_text_is_the_engines_own(
     gateway: RunningGateway, engines: list[LlamaCppServer], stream: bool
 ) -> None:
     question = "What is the capital of France?"
-    direct = chat_text(engines[0].url, question, stream=False)
+    direct = chat_text(engines[0].url, MODEL, question, stream=False)
     assert "Paris" in direct
     # Twice, so that either engine has answered.
-    assert {chat_text(gateway.url, question, stream=stream) for _ in range(2)} == {direct}
+    assert {chat_text(gateway.url, MODEL, question, stream=stream) for _ in range(2)} == {direct}
     direct = completion_text(engines[1].url, LONG, stream=False)
     assert len(direct) > 20
     assert {completion_text(gateway.url, LONG, stream=stream) for _ in range(2)} == {direct}

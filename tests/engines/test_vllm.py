@@ -14,6 +14,7 @@ import zmq
 import zmq.devices
 
 from headrace.bench.server import free_port
+from support.engine_client import chat_text, client_of
 from support.engine_process import EngineProcess
 from support.gateway import RunningGateway, running_gateway
 from support.peers.environments import python_of
@@ -112,21 +113,6 @@ def hits_of(gateway: RunningGateway, reply: httpx.Response) -> dict[str, int]:
     return {one["name"]: one["num_hit_blocks"] for one in found}
 
 
-def client_of(url: str) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=120)
-
-
-def chat_text(url: str, *, stream: bool) -> str:
-    messages: Any = [{"role": "user", "content": "What is the capital of France?"}]
-    asked: dict[str, Any] = {"model": MODEL, "messages": messages, "max_tokens": 24}
-    with client_of(url) as client:
-        if not stream:
-            whole = client.chat.completions.create(**asked, temperature=0)
-            return whole.choices[0].message.content or ""
-        chunks = client.chat.completions.create(**asked, temperature=0, stream=True)
-        return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
-
-
 def test_it_is_up_and_shows_its_model(gateway: RunningGateway) -> None:
     ready = httpx.get(f"{gateway.url}/ready")
     assert (ready.status_code, ready.json()["engines"]) == (200, {"a": "up", "b": "up"})
@@ -140,10 +126,11 @@ def test_it_is_up_and_shows_its_model(gateway: RunningGateway) -> None:
 def test_the_text_is_the_engines_own(
     gateway: RunningGateway, engines: list[Vllm], stream: bool
 ) -> None:
-    direct = chat_text(engines[0].url, stream=False)
+    question = "What is the capital of France?"
+    direct = chat_text(engines[0].url, MODEL, question, stream=False)
     assert "Paris" in direct
     # In turn at both.
-    assert {chat_text(gateway.url, stream=stream) for _ in range(2)} == {direct}
+    assert {chat_text(gateway.url, MODEL, question, stream=stream) for _ in range(2)} == {direct}
 
 
 def test_a_refusal_is_the_engines_own(gateway: RunningGateway) -> None:

@@ -59,9 +59,8 @@ class Flight:
         self.request_id = request_id
         self.specs = tuple(specs)
         self.worker_id: WorkerId | None = None  # None = it waits for one
-        self.is_prefilling = (
-            False  # at a prefill worker: what is left after a token goes on elsewhere
-        )
+        # At a prefill worker: what is left after its first token goes on elsewhere.
+        self.is_prefilling = False
         self.lender: WorkerId | None = None  # who holds the KV of its prompt
         self.excluded: tuple[WorkerId, ...] = ()  # that were lost with it
         self.num_failures = 0  # of these; the others were asked to leave

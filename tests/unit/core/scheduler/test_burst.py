@@ -32,8 +32,8 @@ def test_who_comes_together_gives_way_to_each_others_first_tokens() -> None:
     assert shares(bench.plan) == {0: 1, 1: 1, 2: 1, 3: 1, 4: 36}
 
 
-def test_nobody_gives_way_to_a_long_prompt_that_came_first() -> None:
-    bench = Bench(
+def with_long_prompts() -> Bench:
+    return Bench(
         itl_target_ms=0.0015,
         itl_margin=0.0,
         step_tokens=400,
@@ -41,6 +41,10 @@ def test_nobody_gives_way_to_a_long_prompt_that_came_first() -> None:
         num_blocks=900,
         max_model_len=2000,
     )
+
+
+def test_nobody_gives_way_to_a_long_prompt_that_came_first() -> None:
+    bench = with_long_prompts()
     bench.handle(Arrive((bench.seq((1,) * 1500, max_tokens=1), bench.seq((2,), max_tokens=9))))
     bench.step()
     bench.step()
@@ -49,14 +53,7 @@ def test_nobody_gives_way_to_a_long_prompt_that_came_first() -> None:
 
 
 def test_nor_to_one_that_comes_with_others_and_was_not_looked_at_yet() -> None:
-    bench = Bench(
-        itl_target_ms=0.0015,
-        itl_margin=0.0,
-        step_tokens=400,
-        short_prompt_tokens=100,
-        num_blocks=900,
-        max_model_len=2000,
-    )
+    bench = with_long_prompts()
     bench.handle(Arrive((bench.seq((2,), max_tokens=9),)))
     bench.handle(Arrive((bench.seq((1,) * 1500, max_tokens=1),)))
     bench.step()
