@@ -10,6 +10,7 @@ import pytest
 from headrace.cluster.gateway.kv_blocks import prompt_names, prompt_root
 from headrace.core.base.errors import ConfigError
 from support import stub_engine as stub
+from support.engine_client import figure_of
 from support.fake_engine import TEMPLATE, byte_tokenizer
 from support.gateway import RunningGateway, running_gateway
 from support.kv_publisher import CLEARED, batch, kv_publisher, removed, stored
@@ -36,11 +37,6 @@ def num_hits(gateway: RunningGateway, **fields: Any) -> list[int]:
     return [one["num_hit_blocks"] for one in sorted(found, key=lambda one: str(one["name"]))]
 
 
-def figure(gateway: RunningGateway, name: str) -> float:
-    lines = httpx.get(f"{gateway.url}/metrics").text.splitlines()
-    return float(next(line.split()[-1] for line in lines if line.startswith(name)))
-
-
 def test_requests_go_where_their_blocks_are() -> None:
     hashes: list[int | bytes] = list(range(40))
     with (
@@ -59,7 +55,7 @@ def test_requests_go_where_their_blocks_are() -> None:
         # b has all of it, a half; nobody has been asked yet.
         kv1.publish(batch(stored(hashes[:20], TOKENS[:320])))
         kv2.publish(batch(stored(hashes, TOKENS)))
-        eventually(lambda: figure(gateway, "headrace_router_indexed_blocks") == 5 + 10)
+        eventually(lambda: figure_of(gateway.url, "headrace_router_indexed_blocks") == 5 + 10)
         assert num_hits(gateway, prompt=TOKENS) == [5, 10]
         assert {ask(gateway, prompt=TOKENS) for _ in range(6)} == {"b"}
         # What was sent there is not taken to be cached: the engine would say so.
@@ -71,11 +67,11 @@ def test_requests_go_where_their_blocks_are() -> None:
         assert {ask(gateway, prompt=TOKENS) for _ in range(6)} == {"a"}
         kv1.publish(batch(CLEARED))
         eventually(lambda: num_hits(gateway, prompt=TOKENS) == [0, 2])
-        assert figure(gateway, 'headrace_engine_kv_blocks{engine="b"}') == 10
-        assert figure(gateway, 'headrace_engine_kv_batches_total{engine="a"}') == 2
+        assert figure_of(gateway.url, 'headrace_engine_kv_blocks{engine="b"}') == 10
+        assert figure_of(gateway.url, 'headrace_engine_kv_batches_total{engine="a"}') == 2
         kv1.publish(b"no batch")
         unknown = 'headrace_engine_kv_unknown_events_total{engine="a"}'
-        eventually(lambda: figure(gateway, unknown) == 1)
+        eventually(lambda: figure_of(gateway.url, unknown) == 1)
 
 
 def test_what_an_engine_has_outlives_its_silence() -> None:
@@ -113,7 +109,9 @@ def test_texts_are_found_by_their_tokens_and_others_as_ever(tmp_path: Path) -> N
         publisher.await_subscriber()
         publisher.publish(batch(stored([1], list(text.encode()))))
         names = prompt_names(prompt_root(), list(text.encode()), 100)
-        eventually(lambda: figure(gateway, "headrace_router_indexed_blocks") == len(names) == 15)
+        eventually(
+            lambda: figure_of(gateway.url, "headrace_router_indexed_blocks") == len(names) == 15
+        )
         assert num_hits(gateway, prompt=text) == [15]
         # What the feed says nothing about, the router remembers.
         route = f"{gateway.url}/v1/responses"

@@ -10,7 +10,7 @@ import httpx
 import openai
 import pytest
 
-from support.engine_client import chat_text, client_of
+from support.engine_client import chat_text, client_of, figure_of, shows_its_model
 from support.gateway import RunningGateway, running_gateway
 from support.llama_cpp_server import MODEL, LlamaCppServer, llama_cpp_server
 from support.raw_http import eventually
@@ -52,18 +52,10 @@ def worker_of(gateway: RunningGateway, prompt: str, path: str = "completions") -
     return reply.headers["x-headrace-worker"]
 
 
-def figure(gateway: RunningGateway, name: str) -> float:
-    lines = httpx.get(f"{gateway.url}/metrics").text.splitlines()
-    return float(next(line.split()[-1] for line in lines if line.startswith(name)))
-
-
 def test_it_is_up_and_shows_its_model(gateway: RunningGateway) -> None:
     ready = httpx.get(f"{gateway.url}/ready")
     assert (ready.status_code, ready.json()["engines"]) == (200, {"e0": "up", "e1": "up"})
-    with client_of(gateway.url) as client:
-        assert [model.id for model in client.models.list()] == [MODEL]
-        with pytest.raises(openai.NotFoundError):
-            client.completions.create(model="other", prompt="x")
+    shows_its_model(gateway.url, MODEL)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -114,7 +106,7 @@ def test_a_conversation_stays_and_others_spread(engines: list[LlamaCppServer]) -
         assert hits[first] > 0
         assert sum(hits.values()) == hits[first]
         assert {worker_of(gateway, f"{n} " * 40) for n in range(8)} == {"e0", "e1"}
-        assert figure(gateway, "headrace_router_hit_blocks_total") > 0
+        assert figure_of(gateway.url, "headrace_router_hit_blocks_total") > 0
 
 
 def test_an_engine_that_dies_in_mid_stream(tmp_path: Path) -> None:
@@ -138,8 +130,8 @@ def test_an_engine_that_dies_in_mid_stream(tmp_path: Path) -> None:
         eventually(lambda: not gateway.is_up(name))
         other = "b" if name == "a" else "a"
         assert {worker_of(gateway, "One, two,") for _ in range(3)} == {other}
-        assert figure(gateway, f'headrace_engine_up{{engine="{name}"}}') == 0
-        assert figure(gateway, "headrace_broken_answers_total") == 1
+        assert figure_of(gateway.url, f'headrace_engine_up{{engine="{name}"}}') == 0
+        assert figure_of(gateway.url, "headrace_broken_answers_total") == 1
         reasons = httpx.get(f"{gateway.url}/ready").json()["engines"]
         assert reasons[other] == "up"
         assert "refused" in reasons[name]

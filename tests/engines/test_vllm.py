@@ -14,7 +14,7 @@ import zmq
 import zmq.devices
 
 from headrace.bench.server import free_port
-from support.engine_client import chat_text, client_of
+from support.engine_client import chat_text, client_of, figure_of, shows_its_model
 from support.engine_process import EngineProcess
 from support.gateway import RunningGateway, running_gateway
 from support.peers.environments import python_of
@@ -39,11 +39,6 @@ class Vllm:
 
     def figure(self, name: str) -> float:
         return figure_of(self.url, f"vllm:{name}{{")
-
-
-def figure_of(url: str, name: str) -> float:
-    lines = httpx.get(f"{url}/metrics", timeout=60).text.splitlines()
-    return float(next(line.split()[-1] for line in lines if line.startswith(name)))
 
 
 def relay(published: str, events: str) -> None:
@@ -116,10 +111,7 @@ def hits_of(gateway: RunningGateway, reply: httpx.Response) -> dict[str, int]:
 def test_it_is_up_and_shows_its_model(gateway: RunningGateway) -> None:
     ready = httpx.get(f"{gateway.url}/ready")
     assert (ready.status_code, ready.json()["engines"]) == (200, {"a": "up", "b": "up"})
-    with client_of(gateway.url) as client:
-        assert [model.id for model in client.models.list()] == [MODEL]
-        with pytest.raises(openai.NotFoundError):
-            client.completions.create(model="other", prompt="x")
+    shows_its_model(gateway.url, MODEL)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -2,7 +2,9 @@
 
 from typing import Any
 
+import httpx
 import openai
+import pytest
 
 
 def client_of(url: str) -> openai.OpenAI:
@@ -18,3 +20,16 @@ def chat_text(url: str, model: str, question: str, *, stream: bool) -> str:
             return whole.choices[0].message.content or ""
         chunks = client.chat.completions.create(**asked, temperature=0, stream=True)
         return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+
+
+def shows_its_model(url: str, model: str) -> None:
+    with client_of(url) as client:
+        assert [one.id for one in client.models.list()] == [model]
+        with pytest.raises(openai.NotFoundError):
+            client.completions.create(model="other", prompt="x")
+
+
+def figure_of(url: str, name: str) -> float:
+    """Of /metrics, the first line that begins with `name`."""
+    lines = httpx.get(f"{url}/metrics", timeout=60).text.splitlines()
+    return float(next(line.split()[-1] for line in lines if line.startswith(name)))

@@ -6,27 +6,19 @@ has one of them, and its workers and the clients share the others.
 """
 
 import re
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import msgspec
 import uvloop
 
 from headrace.bench.clocked import MODULE, PACE_S, Moments
 from headrace.bench.pacer import NUM_EVENTS
-from headrace.bench.server import STOP_TIMEOUT_S, free_port, is_ready
+from headrace.bench.server import serving_module
 from headrace.bench.streams import Delays, Load, Samples, apart, cpu_s
-from headrace.core.base.errors import HeadraceError
 from headrace.models.hub import resolve_model
 from headrace.models.load import load_text
 
 PROMPT = "The water of the headrace drives the wheel of the mill. " * 10  # 140 tokens
 NUM_ROUNDS = 2
-START_TIMEOUT_S = 120.0
 _TOKENS = re.compile(rb'"token_ids":\[(\d+)\]')
 
 
@@ -53,10 +45,11 @@ def measure_front(num_workers: int, num_streams: int, num_rounds: int = NUM_ROUN
     for _ in range(num_rounds):
         for index in range(2):
             # One after the other, since the machine has memory for one of them at a time.
-            with _serving(num_workers if index else 0) as (url, pid), apart(pid):
-                before_s = cpu_s(pid)
-                uvloop.run(load.run([url], num_streams, samples[index]))
-                spent_s[index] += cpu_s(pid) - before_s
+            workers = str(num_workers if index else 0)
+            with serving_module(MODULE, workers) as server, apart(server.pid):
+                before_s = cpu_s(server.pid)
+                uvloop.run(load.run([server.url], num_streams, samples[index]))
+                spent_s[index] += cpu_s(server.pid) - before_s
     alone, through = samples
     return FrontReport(
         num_workers=num_workers,
@@ -67,28 +60,6 @@ def measure_front(num_workers: int, num_streams: int, num_rounds: int = NUM_ROUN
         alone=alone.delays(),
         through=through.delays(),
     )
-
-
-@contextmanager
-def _serving(num_workers: int) -> Iterator[tuple[str, int]]:
-    """The URL and the process of a server; 0 workers = it is all in one process."""
-    port = free_port()
-    url = f"http://127.0.0.1:{port}"
-    command = [sys.executable, "-m", MODULE, str(port), str(num_workers)]
-    with subprocess.Popen(command) as process:
-        try:
-            until_s = time.perf_counter() + START_TIMEOUT_S
-            while not is_ready(url):
-                if process.poll() is not None or time.perf_counter() > until_s:
-                    raise HeadraceError("the server did not start", exit_code=process.returncode)
-                time.sleep(0.05)
-            yield url, process.pid
-        finally:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(STOP_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
 
 
 def _body(number: int) -> bytes:

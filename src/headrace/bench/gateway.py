@@ -8,27 +8,21 @@ no part of what is added.
 """
 
 import re
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 import uvloop
 
 from headrace.bench.pacer import MODEL, NUM_EVENTS, PACE_S
-from headrace.bench.server import free_port, is_ready, serving
+from headrace.bench.server import Served, serving, serving_module
 from headrace.bench.streams import Delays, Load, Samples, apart, cpu_s
-from headrace.core.base.errors import HeadraceError
 
 PROMPT = "The water of the headrace drives the wheel of the mill. " * 40  # 2.2 kB, 8 blocks
 NUM_ENGINES = 2
 NUM_ROUNDS = 2
-START_TIMEOUT_S = 30.0
 _MOMENT = re.compile(rb'"ns":(\d+)')
 
 
@@ -67,40 +61,15 @@ def measure_gateway(num_streams: int, num_rounds: int = NUM_ROUNDS) -> GatewayRe
     )
 
 
-class _Part(NamedTuple):
-    """A process of this benchmark that answers at a URL."""
-
-    url: str
-    pid: int
-
-
 @contextmanager
 def _engines() -> Iterator[list[str]]:
     with ExitStack() as stack:
-        yield [stack.enter_context(_part("pacer")).url for _ in range(NUM_ENGINES)]
+        parts = (serving_module("headrace.bench.pacer") for _ in range(NUM_ENGINES))
+        yield [stack.enter_context(part).url for part in parts]
 
 
-@contextmanager
-def _relay(urls: Sequence[str]) -> Iterator[_Part]:
-    with _part("relay", *(url.rpartition(":")[2] for url in urls)) as part:
-        yield part
-
-
-@contextmanager
-def _part(module: str, *words: str) -> Iterator[_Part]:
-    port = free_port()
-    url = f"http://127.0.0.1:{port}"
-    command = [sys.executable, "-m", f"headrace.bench.{module}", str(port), *words]
-    with subprocess.Popen(command) as process:
-        try:
-            until_s = time.perf_counter() + START_TIMEOUT_S
-            while not is_ready(url):
-                if time.perf_counter() > until_s:
-                    raise HeadraceError(f"the {module} did not start")
-                time.sleep(0.05)
-            yield _Part(url, process.pid)
-        finally:
-            process.kill()
+def _relay(urls: Sequence[str]) -> AbstractContextManager[Served]:
+    return serving_module("headrace.bench.relay", *(url.rpartition(":")[2] for url in urls))
 
 
 def _body(number: int) -> bytes:

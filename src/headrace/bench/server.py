@@ -12,6 +12,7 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 import msgspec
 
@@ -63,27 +64,54 @@ def serving(arguments: Sequence[str], log: Path) -> Iterator[Served]:
     SIGTERM ends it, too. Raises HeadraceError where it does not start.
     """
     port = free_port()
-    url = f"http://127.0.0.1:{port}"
-    command = [sys.executable, "-m", "headrace.cli.main", "serve", "--port", str(port)]
+    words = ["headrace.cli.main", "serve", "--port", str(port), *arguments]
     log.parent.mkdir(parents=True, exist_ok=True)
+    with ending_well(), log.open("wb") as output, _started(words, port, output) as server:
+        if not server.became_ready():
+            raise not_started(server.process.poll(), server.age_s(), log)
+        yield Served(server.url, server.process.pid, server.age_s())
+
+
+@contextmanager
+def serving_module(module: str, *words: str) -> Iterator[Served]:
+    """`python -m module PORT words`: a part of a benchmark that answers /ready."""
+    port = free_port()
+    with _started([module, str(port), *words], port) as server:
+        if not server.became_ready():
+            raise HeadraceError(f"{module} did not start", exit_code=server.process.poll())
+        yield Served(server.url, server.process.pid, server.age_s())
+
+
+class _Server:
+    def __init__(self, url: str, process: subprocess.Popen[bytes], started_s: float) -> None:
+        self.url = url
+        self.process = process
+        self._started_s = started_s
+
+    def age_s(self) -> float:
+        return time.perf_counter() - self._started_s
+
+    def became_ready(self) -> bool:
+        while not is_ready(self.url):
+            if self.process.poll() is not None or self.age_s() > START_TIMEOUT_S:
+                return False
+            time.sleep(0.01)
+        return True
+
+
+@contextmanager
+def _started(words: Sequence[str], port: int, output: IO[bytes] | None = None) -> Iterator[_Server]:
+    command = [sys.executable, "-m", *words]
     started_s = time.perf_counter()
-    with ending_well():
-        with log.open("wb") as output:
-            process = subprocess.Popen([*command, *arguments], stdout=output, stderr=output)
+    with subprocess.Popen(command, stdout=output, stderr=output) as process:
         try:
-            while not is_ready(url):
-                waited_s = time.perf_counter() - started_s
-                if process.poll() is not None or waited_s > START_TIMEOUT_S:
-                    raise not_started(process.returncode, waited_s, log)
-                time.sleep(0.01)
-            yield Served(url, process.pid, time.perf_counter() - started_s)
+            yield _Server(f"http://127.0.0.1:{port}", process, started_s)
         finally:
             process.terminate()
             try:
                 process.wait(STOP_TIMEOUT_S)
             except subprocess.TimeoutExpired:
                 process.kill()
-                process.wait()
 
 
 def not_started(exit_code: int | None, waited_s: float, log: Path) -> HeadraceError:
