@@ -237,6 +237,20 @@ def test_a_chunked_body_is_cut_off_while_it_is_read(server: RunningServer) -> No
         assert Reply(sock).status == 413
 
 
+@pytest.mark.parametrize("coding", ["gzip, chunked", "gzip\r\ntransfer-encoding: chunked", "gzip"])
+def test_a_body_that_is_encoded_further_is_refused(server: RunningServer, coding: str) -> None:
+    """Its chunks are not what it says; whoever is before this server may have read it otherwise."""
+    head = request_bytes(CHAT, headers={"content-length": "", "transfer-encoding": coding})
+    reply = ask(server, head + b"3\r\nabc\r\n0\r\n\r\n")
+    assert (reply.status, reply.headers["connection"]) == (501, "close")
+    assert reply.error["code"] == "unsupported_transfer_coding"
+    assert "transfer-encoding 'gzip" in str(reply.error["message"])
+    body = json.dumps(HELLO | {"max_tokens": 1}).encode()
+    head = request_bytes(CHAT, headers={"content-length": "", "transfer-encoding": " Chunked "})
+    reply = ask(server, head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
+    assert reply.status == 200
+
+
 def test_what_is_sent_after_the_answer_is_bounded(
     server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

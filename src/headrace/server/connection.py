@@ -8,6 +8,7 @@ KiB unsent, and an idle connection is closed after the keep-alive time. What is 
 - pipelined requests wait in a queue, whose last answer closes the connection (`connection: close`)
   where it was full, or a body too long to wait; a client that leaves is noticed by all of them;
 - a request that is refused lets those before it have their answers first;
+- a body in chunks is not encoded any further (501), which the parser would pass over;
 - fields behind a body (trailers) are dropped: who is before us may have looked at headers alone;
 - an upgrade that is offered (HTTP/2, by Java's client with each first request) is passed over, and
   the request answered as if it were not; uvicorn would take its body for the next request;
@@ -57,6 +58,20 @@ _HEAD_TOO_LARGE = Failure(
         "headers_too_large",
     ),
 )
+
+
+def _unknown_coding(value: bytes) -> Failure:
+    said = value[:60].decode("latin-1")
+    return Failure(
+        501,
+        ErrorObject(
+            f"a body of transfer-encoding {said!r} is not taken: send it chunked, and not encoded"
+            " any further, or with its content-length",
+            "invalid_request_error",
+            None,
+            "unsupported_transfer_coding",
+        ),
+    )
 
 
 class Connection(HttpToolsProtocol):
@@ -204,6 +219,9 @@ class Connection(HttpToolsProtocol):
         name = name.lower()
         if name == b"expect" and value.lower() == b"100-continue":
             self.expect_100_continue = True
+        elif name == b"transfer-encoding" and value.strip().lower() != b"chunked":
+            self._refuse(_unknown_coding(value))
+            return
         self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
@@ -334,4 +352,8 @@ class ConnectionPipe:
 
 _uvicorn_log = logging.getLogger("uvicorn.error")
 _OFFERS = (b"upgrade", b"http2-settings")
-_REASONS = {400: "Bad Request", 431: "Request Header Fields Too Large"}
+_REASONS = {
+    400: "Bad Request",
+    431: "Request Header Fields Too Large",
+    501: "Not Implemented",
+}
