@@ -261,6 +261,7 @@ def load_of(stats: EngineStats) -> WorkerLoad:
         num_free_blocks=stats.num_free_blocks,
         num_cached_blocks=stats.num_cached_blocks,
         num_pinned_blocks=stats.num_pinned_blocks,
+        full_step_ns=stats.full_step_ns,
     )
 
 

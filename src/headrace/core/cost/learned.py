@@ -68,6 +68,13 @@ class LearnedCost:
     def copy_ns(self, num_bytes: int, link: str) -> Ns:
         return self._model.copy_ns(num_bytes, link)
 
+    def told_ns(self, num_tokens: int) -> Ns | None:
+        """Of a step of so many prompt tokens, by the last fit, since whoever only looks makes no
+        new one; None before the first.
+        """
+        has_learned = self._next_fit_at > MIN_SAMPLES
+        return self._model.step_ns(StepShape(num_tokens, 0, 0, 0, 0)) if has_learned else None
+
     @property
     def current(self) -> CostModel:
         """What is known by now; for whoever asks several questions at once."""

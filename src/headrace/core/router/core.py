@@ -374,7 +374,8 @@ class RouterCore:
             return  # its last words overtaken by the news of its end
         match event:
             case WorkerStats(_, load, num_received):
-                worker.reconcile(now, load, num_received, self._stale_ns)
+                if worker.reconcile(now, load, num_received, self._stale_ns) and worker.tells(load):
+                    self._fleet.learn(worker)
                 self._freed[worker] = None
             case WorkerDrain():
                 self._fleet.drain(worker)

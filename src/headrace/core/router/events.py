@@ -55,6 +55,8 @@ class WorkerLoad(msgspec.Struct, frozen=True, kw_only=True):
     num_free_blocks: int | float | None
     num_cached_blocks: int | float  # held by nobody, kept for reuse
     num_pinned_blocks: int | float
+    # Of a step full of prompts, as far as its own steps have shown.
+    full_step_ns: int | float | None = None
 
 
 # ---- events

@@ -120,6 +120,25 @@ class Fleet:
             other.predict_by(found)
         return found
 
+    def learn(self, worker: Worker) -> None:
+        """Its steps take something else than it said before. The quickest of those that are alike
+        still counts for each of them, by what each says now; so one that was measured too low does
+        until it has computed.
+        """
+        own = worker.own_predictor
+        alike = [
+            other
+            for other in self._workers.values()
+            if other is worker
+            or (_is_as_fast(other.up, worker.up) and other.own_predictor.has_same_steps(own))
+        ]
+        quickest = min(alike, key=lambda one: one.full_step_ns)
+        factor = quickest.full_step_ns / quickest.own_predictor.full_step_ns
+        predictor = quickest.own_predictor.slower(factor)
+        for other in alike:
+            other.predict_by(predictor)
+        self._note_predictors()
+
     def remove(self, worker: Worker) -> None:
         del self._workers[worker.worker_id]
         del self._by_bit[worker.bit]

@@ -35,6 +35,15 @@ class Predictor:
             block_bytes=up.kv_block_bytes,
         )
 
+    def slower(self, factor: float) -> "Predictor":
+        """Of workers whose steps take so many times as long."""
+        return Predictor(
+            self.cost.slower(factor),
+            step_tokens=self.step_tokens,
+            block_size=self.block_size,
+            block_bytes=self.block_bytes,
+        )
+
     @property
     def full_step_ns(self) -> int:
         """Of a step of prompts alone."""

@@ -20,6 +20,7 @@ from headrace.core.router.events import RouteRequest, WorkerLoad, WorkerUp
 from headrace.core.router.feed import KvFeed
 from headrace.core.router.predict import Predictor, Terms
 
+SAME_SHARE: Final = 0.1  # by which figures of the same steps differ anyway
 FOREVER: Final = 1 << 62  # nanoseconds, or anything else that has no end
 
 
@@ -78,6 +79,7 @@ class Worker:
         "_started",
         "_started_kv_tokens",
         "_started_seqs",
+        "_told_step_ns",
         "bit",
         "breaker",
         "busy_until_ns",
@@ -89,6 +91,7 @@ class Worker:
         "num_dispatched",
         "num_seqs",
         "output_extra_ns",
+        "own_predictor",
         "predictor",
         "seqs_left",
         "spec",
@@ -102,6 +105,8 @@ class Worker:
     def __init__(
         self, up: WorkerUp, bit: int, predictor: Predictor, breaker: Breaker, feed: KvFeed
     ) -> None:
+        self.own_predictor = Predictor.of(up)  # by what was measured when it started
+        self._told_step_ns = 0.0
         self.up = up
         self.spec = up.spec
         self.most_tokens = min(up.spec.max_model_len, up.spec.num_blocks * up.spec.block_size)
@@ -146,7 +151,22 @@ class Worker:
         """Prefill that is due now, if it works as predicted. Silence is not progress."""
         return max(0, self.busy_until_ns - min(now, self.fresh_until_ns))
 
+    @property
+    def full_step_ns(self) -> float:
+        """Of prompts alone, by its own word: what its steps have shown, or else what it began
+        with.
+        """
+        return self._told_step_ns or self.own_predictor.full_step_ns
+
     # ---- changes
+
+    def tells(self, load: WorkerLoad) -> bool:
+        """Whether its own steps are found to take something else than it said before."""
+        told_ns, known_ns = load.full_step_ns or 0.0, self.full_step_ns
+        is_news = told_ns > 0.0 and abs(told_ns - known_ns) > SAME_SHARE * known_ns
+        if is_news:
+            self._told_step_ns = told_ns
+        return is_news
 
     def predict_by(self, predictor: Predictor) -> None:
         """How fast it is is better known from another one that is as fast."""

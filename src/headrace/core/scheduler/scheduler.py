@@ -41,7 +41,7 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig, kv: KvManager, cost: CostModel) -> None:
         self._config = config
         self._kv = kv
-        self._cost = LearnedCost(cost)
+        self.cost = LearnedCost(cost)
         self._waiting = WaitingQueue(config, kv)
         self._running: dict[SeqId, Sequence] = {}
         self._twins = Twins(kv)
@@ -91,7 +91,7 @@ class Scheduler:
     def predict_ttft_ns(self, seq: Sequence) -> Ns:
         """Predicted time until a sequence that arrives now has its first token."""
         return predict_ttft_ns(
-            self._config, self._cost, self._kv, seq, self._waiting, self._running.values()
+            self._config, self.cost, self._kv, seq, self._waiting, self._running.values()
         )
 
     # ---- changes
@@ -104,21 +104,21 @@ class Scheduler:
     def learn(self, plan: StepPlan, elapsed_ns: Ns) -> None:
         """A step took this long: what the budget policy's predictions are made of."""
         if self._learns:
-            self._cost.learn(plan, elapsed_ns)
+            self.cost.learn(plan, elapsed_ns)
 
     @property
     def learns_from_decoding(self) -> bool:
         """Whether steps that only decode are learned from once for many."""
-        return not self._learns or self._cost.is_reliable
+        return not self._learns or self.cost.is_reliable
 
     def learned_among(self, first: StepId, num_steps: int) -> range:
         """Which of so many steps that only decode, counted from 0, are learned from."""
-        return self._cost.learned_among(first, num_steps) if self._learns else range(0)
+        return self.cost.learned_among(first, num_steps) if self._learns else range(0)
 
     def learn_shape(self, step_id: StepId, shape: StepShape, elapsed_ns: Ns) -> None:
         """As `learn`, without the step's plan."""
         if self._learns:
-            self._cost.learn_shape(step_id, shape, elapsed_ns)
+            self.cost.learn_shape(step_id, shape, elapsed_ns)
 
     @property
     def _learns(self) -> bool:
@@ -216,7 +216,7 @@ class Scheduler:
         """The rest of a step in which `company` decodes: each lane its guaranteed part, then
         whatever is left to whoever can use it.
         """
-        room = room_of(self._config, self._cost, company, prompts, self._short_share)
+        room = room_of(self._config, self.cost, company, prompts, self._short_share)
         has_long = any(seq.is_long for seq in prompts) or self._waiting.num_long > 0
         # Whoever waits may be short, since the cache decides that; nothing is lost if nobody is.
         has_short = not all(seq.is_long for seq in prompts) or bool(self._waiting)

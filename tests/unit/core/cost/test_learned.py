@@ -40,6 +40,23 @@ def test_a_guess_becomes_reliable_and_right() -> None:
         assert cost.step_ns(StepShape.of(plan)) == pytest.approx(took_ns(plan), rel=0.1)
 
 
+def test_it_tells_what_it_has_learned_and_learns_nothing_by_telling() -> None:
+    asked, other = LearnedCost(PRIOR), LearnedCost(PRIOR)
+    for cost in (asked, other):
+        learn(cost, 200)
+    assert asked.told_ns(64) is None  # no fit has been made yet
+    shape = StepShape.of(step(0, 64))
+    assert asked.step_ns(shape) == other.step_ns(shape)
+    told_ns = asked.told_ns(64)
+    assert told_ns == pytest.approx(took_ns(step(0, 64)), rel=0.1)
+    for cost in (asked, other):
+        for step_id in range(60):
+            cost.learn(step(step_id, 64), Ns(500_000_000))
+        assert asked.told_ns(64) == told_ns
+    assert asked.step_ns(shape) == other.step_ns(shape)
+    assert asked.told_ns(64) != told_ns
+
+
 def test_decoding_alone_makes_it_reliable_too() -> None:
     cost = LearnedCost(PRIOR)
     for step_id in range(MIN_SAMPLES):
