@@ -2,6 +2,7 @@
 
 import os
 import queue
+import random
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.adapters import frames
 from headrace.adapters.movers.mover import BETWEEN, PoolMover
 from headrace.adapters.movers.nixl import NixlAgent, NixlMissing, bindings
 from headrace.adapters.movers.pool import SharedPool
@@ -22,11 +24,11 @@ from support.kv_copies import BLOCKS, BYTES, ROOT, SECRET, content, lend, name
 HOST = "127.0.0.1"
 copied = partial(kv_copies.copied, within_s=30)
 TESTS = Path(__file__).parents[1]
-WAYS = ("memory", "tcp", "nixl")
+WAYS = ("memory", "tcp", "tcp by a slow hash", "nixl")
 
 
-def mover(way: str, num_blocks: int = BLOCKS) -> PoolMover:
-    pool = SharedPool(num_blocks, BYTES)
+def mover(way: str, num_blocks: int = BLOCKS, block_bytes: int = BYTES) -> PoolMover:
+    pool = SharedPool(num_blocks, block_bytes)
     nixl = NixlAgent(pool, "lo") if way == "nixl" else None
     return PoolMover(pool, host="" if way == "memory" else HOST, secret=SECRET, nixl=nixl)
 
@@ -38,8 +40,10 @@ def place(way: str, lender: PoolMover) -> str:
 
 
 @pytest.fixture(params=WAYS)
-def way(request: pytest.FixtureRequest) -> str:
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     way: str = request.param
+    if way == "tcp by a slow hash":  # as on a processor without the instructions of the other
+        monkeypatch.setattr(frames._Tags, "_own_hash", lambda tags: None)
     if way == "nixl":
         try:
             bindings()
@@ -73,6 +77,27 @@ def test_blocks_arrive_in_order_between_pools_of_unequal_size(
     for _ in range(3):
         assert copied(ours, place(way, theirs), 2, 0, 3) == CopyDone(5, 3)
         assert blocks(ours, 3) == [content(2), content(0), content(3)]
+
+
+@pytest.mark.parametrize("block_bytes", [48, 4096, 368_641, 2 << 20])
+def test_blocks_of_any_size_come_as_they_are(way: str, block_bytes: int) -> None:
+    """Below, at and beyond what is taken in one piece, and wherever they begin in memory."""
+    rng = random.Random(block_bytes)
+    blocks = [rng.randbytes(block_bytes) for _ in range(3)]
+    with (
+        closing(mover(way, 4, block_bytes)) as lender,
+        closing(mover(way, 24, block_bytes)) as borrower,
+    ):
+        for index, block in enumerate(blocks):
+            lender.pool.write(BlockId(index + 1), memoryview(block))
+            lender.publish([BlockStored(name(index), ROOT, BlockId(index + 1))])
+        assert copied(borrower, place(way, lender), 2, 0, 1) == CopyDone(5, 3)
+        for at, index in enumerate((2, 0, 1)):
+            with borrower.pool.view(BlockId(20 + at)) as come:
+                assert come == blocks[index]
+        with borrower.pool.view(BlockId(19)) as before, borrower.pool.view(BlockId(23)) as behind:
+            assert not any(before)
+            assert not any(behind)
 
 
 def test_a_copy_ends_before_the_first_block_that_is_not_there(

@@ -59,7 +59,7 @@ def measure(borrower: str, lender: str) -> Way:
 
 def measure_here(address: str, port: int) -> None:
     with closing(SharedPool(NUM_BLOCKS, BLOCK_BYTES)) as pool:
-        way = measure_tcp(address, (BOX, port), pool, NUM_ROUNDS)
+        way, _ = measure_tcp(address, (BOX, port), pool, NUM_ROUNDS)
     print(msgspec.json.encode(way).decode())
 
 

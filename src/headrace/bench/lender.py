@@ -3,7 +3,8 @@
     python -m headrace.bench.lender NUM_BLOCKS BLOCK_BYTES [HOST]
 
 Prints the pool's address and the port of the bare socket, and ends with its standard input. Whoever
-connects to that port gets all blocks, one after another, without names, tags or questions.
+connects to that port gets as many bytes as all blocks have for each letter that it sends, without
+names or tags: for `ONE_BUFFER` all out of one that a cache keeps, for `BLOCKS` out of the pool.
 """
 
 import socket
@@ -19,18 +20,23 @@ from headrace.core.kv.names import NAME_BYTES
 
 SECRET = b"of a benchmark that nobody joins"
 HOST = "127.0.0.1"
+ONE_BUFFER, BLOCKS = b"1", b"b"
 
 
 def name(index: int) -> bytes:
     return (index + 1).to_bytes(NAME_BYTES, "little")
 
 
-def send_bare(listener: socket.socket, block: bytes, num_blocks: int) -> None:
+def send_bare(listener: socket.socket, pool: SharedPool) -> None:
     while True:
         stream, _ = listener.accept()
         with stream, suppress(OSError):
-            for _ in range(num_blocks):
-                stream.sendall(block)
+            stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            while asked := stream.recv(1):
+                for index in range(pool.num_blocks):
+                    # One of them, since the kernel copies whole pages best.
+                    with pool.view(BlockId(0 if asked == ONE_BUFFER else index)) as block:
+                        stream.sendall(block)
 
 
 def main(num_blocks: int, block_bytes: int, host: str = HOST) -> None:
@@ -40,7 +46,7 @@ def main(num_blocks: int, block_bytes: int, host: str = HOST) -> None:
         mover.pool.write(BlockId(index), memoryview(block))
         mover.publish([BlockStored(name(index), bytes(NAME_BYTES), BlockId(index))])
     listener = socket.create_server((host, 0))
-    threading.Thread(target=send_bare, args=(listener, block, num_blocks), daemon=True).start()
+    threading.Thread(target=send_bare, args=(listener, mover.pool), daemon=True).start()
     print(mover.address, listener.getsockname()[1], flush=True)
     sys.stdin.read()
 

@@ -2,7 +2,8 @@
 
 Another process lends its blocks; they are copied here by each way in turn: out of its memory, and
 over TCP as from another machine. Beside each stands what it cannot be faster than: a copy within
-memory, and the same bytes read from a bare socket.
+memory, and the same bytes read from a bare socket, which has one stream as well and asks nothing:
+once sent out of one buffer, as iperf does, and once out of the blocks themselves.
 """
 
 import socket
@@ -18,7 +19,7 @@ import msgspec
 from headrace.adapters.movers.mover import BETWEEN
 from headrace.adapters.movers.pool import SharedPool, SharedSource
 from headrace.adapters.movers.tcp import TcpSource, fill
-from headrace.bench.lender import HOST, SECRET, name
+from headrace.bench.lender import BLOCKS, HOST, ONE_BUFFER, SECRET, name
 from headrace.core.base.errors import HeadraceError
 from headrace.core.base.types import BlockId
 
@@ -52,24 +53,30 @@ def measure_transfer() -> TransferReport:
 
         block = bytes(BLOCK_BYTES)
         with closing(SharedSource(shared, BLOCK_BYTES)) as memory:
-            copied = _compared(
-                "shared memory", lambda: _take(memory, pool), "memcpy", lambda: _fill(pool, block)
+            ways = _compared(
+                "shared memory",
+                lambda: _take(memory, pool),
+                {"memcpy": lambda: _fill(pool, block)},
             )
-        # One after the other: a lender hangs up on whoever connects and asks for nothing.
-        ways = [copied, measure_tcp(remote, (HOST, port), pool)]
+        ways += measure_tcp(remote, (HOST, port), pool)
     return TransferReport(block_bytes=BLOCK_BYTES, num_blocks=NUM_BLOCKS, ways=ways)
 
 
 def measure_tcp(
     lender: str, bare: tuple[str, int], pool: SharedPool, num_rounds: int = NUM_ROUNDS
-) -> Way:
+) -> list[Way]:
     """From a lender's address, beside the same bytes from its bare socket."""
-    with closing(TcpSource(lender, BLOCK_BYTES, SECRET)) as tcp:
+    with (
+        socket.create_connection(bare, timeout=10) as stream,
+        closing(TcpSource(lender, BLOCK_BYTES, SECRET)) as tcp,
+    ):
         return _compared(
             "TCP",
             lambda: _take(tcp, pool),
-            "bare socket",
-            lambda: _read_bare(bare, pool),
+            {
+                "bare socket": lambda: _read_bare(stream, ONE_BUFFER, pool),
+                "bare socket, same blocks": lambda: _read_bare(stream, BLOCKS, pool),
+            },
             num_rounds,
         )
 
@@ -84,23 +91,24 @@ def _take(source: SharedSource | TcpSource, pool: SharedPool) -> None:
 def _compared(
     way: str,
     work: Callable[[], None],
-    limit: str,
-    bare: Callable[[], None],
+    limits: dict[str, Callable[[], None]],
     num_rounds: int = NUM_ROUNDS,
-) -> Way:
-    rates, limits = [], []
+) -> list[Way]:
+    rounds = []
     for turn in range(num_rounds + 1):
-        pair = _rate(work), _rate(bare)
+        rates = _rate(work), *(_rate(bare) for bare in limits.values())
         if turn:  # the first one touches memory for the first time
-            rates.append(pair[0])
-            limits.append(pair[1])
-    return Way(
-        way=way,
-        gb_per_s=median(rates),
-        limit=limit,
-        limit_gb_per_s=median(limits),
-        share=median(rate / most for rate, most in zip(rates, limits, strict=True)),
-    )
+            rounds.append(rates)
+    return [
+        Way(
+            way=way,
+            gb_per_s=median(rates[0] for rates in rounds),
+            limit=limit,
+            limit_gb_per_s=median(rates[place] for rates in rounds),
+            share=median(rates[0] / rates[place] for rates in rounds),
+        )
+        for place, limit in enumerate(limits, start=1)
+    ]
 
 
 def _rate(work: Callable[[], None]) -> float:
@@ -116,11 +124,11 @@ def _fill(pool: SharedPool, block: bytes) -> None:
         pool.write(BlockId(index), view)
 
 
-def _read_bare(address: tuple[str, int], pool: SharedPool) -> None:
-    with socket.create_connection(address, timeout=10) as stream:
-        for index in range(NUM_BLOCKS):
-            with pool.view(BlockId(index)) as block:
-                fill(stream, block)
+def _read_bare(stream: socket.socket, which: bytes, pool: SharedPool) -> None:
+    stream.sendall(which)
+    for index in range(NUM_BLOCKS):
+        with pool.view(BlockId(index)) as block:
+            fill(stream, block)
 
 
 @contextmanager

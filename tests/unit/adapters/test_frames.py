@@ -1,5 +1,7 @@
 """Frames arrive whole and in order, or not at all."""
 
+import random
+import socket
 import struct
 
 import pytest
@@ -7,10 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.adapters.frames import (
+    LONG_BYTES,
     MAX_FRAME_BYTES,
     FrameReader,
     FrameWriter,
+    _Tags,
     direction_key,
+    has_own_hash,
 )
 from headrace.core.base.errors import TransferError
 
@@ -66,6 +71,44 @@ def test_a_frame_is_the_same_in_parts(payload: bytes, size: int, place: int) -> 
         changed += b"x"
     with pytest.raises(TransferError, match="frame 2 is not authentic"):
         reader.check_parts(tag, parts(changed, size))
+
+
+@pytest.mark.parametrize("num_bytes", [LONG_BYTES - 1, LONG_BYTES, LONG_BYTES + 7, 300_000])
+def test_whoever_hashes_it_a_long_frame_is_the_same(
+    num_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine without the instructions understands one that has them, and the other way round."""
+    payload = random.Random(num_bytes).randbytes(num_bytes)
+    quick, quick_reader = FrameWriter(KEY), FrameReader(KEY)
+    here = [quick.header(payload) for _ in range(3)]
+    monkeypatch.setattr(_Tags, "_own_hash", lambda tags: None)
+    plain, plain_reader = FrameWriter(KEY), FrameReader(KEY)
+    assert [plain.header(payload) for _ in range(3)] == here
+    assert plain_reader.feed(here[0] + payload) == [payload]
+    monkeypatch.undo()
+    for header in here[:2]:
+        quick_reader.check(quick_reader.open(header)[1], payload)
+    changed = bytearray(payload)
+    changed[num_bytes // 2] ^= 4
+    with pytest.raises(TransferError, match="frame 2 is not authentic"):
+        quick_reader.check(quick_reader.open(here[2])[1], bytes(changed))
+
+
+@pytest.mark.skipif(not has_own_hash(), reason="this processor has no VPCLMULQDQ")
+def test_a_frame_is_checked_as_it_comes_over_a_socket() -> None:
+    writer, reader = FrameWriter(KEY), FrameReader(KEY)
+    near, far = socket.socketpair()
+    with near, far:
+        for payload in (b"", b"short", bytes(range(256)) * 100):
+            _, tag = reader.open(writer.header(payload))
+            far.sendall(payload)
+            view = memoryview(bytearray(len(payload)))
+            assert reader.receive(tag, near.fileno(), view, 1000)
+            assert view == payload
+        _, tag = reader.open(writer.header(b"right"))
+        far.sendall(b"wrong")
+        with pytest.raises(TransferError, match="frame 3 is not authentic"):
+            reader.receive(tag, near.fileno(), memoryview(bytearray(5)), 1000)
 
 
 def parts(payload: bytes, size: int) -> list[memoryview]:

@@ -17,6 +17,7 @@ def test_each_way_stands_beside_its_limit(monkeypatch: pytest.MonkeyPatch) -> No
     assert [(one.way, one.limit) for one in report.ways] == [
         ("shared memory", "memcpy"),
         ("TCP", "bare socket"),
+        ("TCP", "bare socket, same blocks"),
     ]
     assert all(min(one.gb_per_s, one.limit_gb_per_s, one.share) > 0 for one in report.ways)
     console = Console(width=100, record=True, file=StringIO())

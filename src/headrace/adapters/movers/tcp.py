@@ -28,6 +28,7 @@ MAX_NAMES: Final = 1 << 16  # of one request
 PATIENCE_S: Final = 5.0  # for the next bytes, and for all that comes before any proof
 MOMENT_S: Final = 0.001  # a socket with a timeout of 0 would not wait, which is another error
 PART_BYTES: Final = 1 << 18  # that a core's cache keeps from their coming until they are checked
+MORE: Final = getattr(socket, "MSG_MORE", 0)  # of send(2): the next bytes follow at once
 MAX_STREAMS: Final = 64
 RETRY_S: Final = 0.1
 
@@ -76,7 +77,8 @@ class BlockStream:
         return True
 
     def _pass_on(self, header: bytes, payload: bytes | memoryview) -> None:
-        self.socket.sendall(header)
+        # One segment where it fits: a header that comes alone wakes whoever waits for the rest.
+        self.socket.sendall(header, MORE if payload else 0)
         self.socket.sendall(payload)
 
     def receive(self, most: int) -> bytes:
@@ -97,7 +99,10 @@ class BlockStream:
         length, tag = self._open()
         if length and length != len(view):
             raise TransferError(f"a block of {length} bytes has come")
-        self._reader.check_parts(tag, self._parts(view, length))
+        with view[:length] as message:
+            patience_ms = round(PATIENCE_S * 1000)
+            if not self._reader.receive(tag, self.socket.fileno(), message, patience_ms):
+                self._reader.check_parts(tag, self._parts(view, length))
         return length > 0
 
     def _parts(self, view: memoryview, length: int) -> Iterator[memoryview]:

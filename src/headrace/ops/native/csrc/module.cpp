@@ -12,10 +12,12 @@
 #include <optional>
 #include <sstream>
 
+#include "ghash.h"
 #include "groups.h"
 #include "isa.h"
 #include "machine_limits.h"
 #include "program.h"
+#include "receive.h"
 #include "sampler.h"
 #include "stream.h"
 
@@ -236,6 +238,53 @@ void copy_range(nb::handle to, size_t to_offset, nb::handle from, size_t from_of
   copy_streaming(target.writable() + to_offset, source.data() + from_offset, bytes);
 }
 
+nb::bytes bytes_of(const GhashBlock& block) { return nb::bytes(block.data(), block.size()); }
+
+void make_ghash(Ghash* self, nb::handle subkey) {
+  const Bytes bytes(subkey);
+  GhashBlock block;
+  if (bytes.size() != block.size()) fail("a subkey has ", block.size(), " bytes, got ", bytes.size());
+  std::memcpy(block.data(), bytes.data(), block.size());
+  new (self) Ghash(block);
+}
+
+nb::bytes ghash_of(const Ghash& ghash, nb::handle data) {
+  const Bytes bytes(data);
+  GhashBlock sum{};
+  {
+    const nb::gil_scoped_release released;
+    ghash.add(sum, bytes.data(), bytes.size());
+    ghash.finish(sum, bytes.size());
+  }
+  return bytes_of(sum);
+}
+
+nb::bytes receive_into(const Ghash& ghash, int fd, nb::handle into, int patience_ms) {
+  const Bytes target(into, PyBUF_WRITABLE);
+  GhashBlock sum;
+  Arrival arrival;
+  int error;
+  {
+    const nb::gil_scoped_release released;
+    arrival = receive(fd, target.writable(), target.size(), patience_ms, ghash, sum);
+    error = errno;
+  }
+  switch (arrival) {
+    case Arrival::whole:
+      return bytes_of(sum);
+    case Arrival::ended:
+      PyErr_SetNone(PyExc_EOFError);
+      break;
+    case Arrival::late:
+      PyErr_SetString(PyExc_TimeoutError, "timed out");
+      break;
+    case Arrival::broken:
+      errno = error;
+      PyErr_SetFromErrno(PyExc_OSError);
+  }
+  nb::raise_python_error();
+}
+
 std::vector<uint32_t> philox_words(const std::vector<uint32_t>& counter, const std::vector<uint32_t>& key) {
   if (counter.size() != 4 || key.size() != 2) fail("philox4x32 takes a counter of 4 words and a key of 2");
   std::vector<uint32_t> words(4);
@@ -264,6 +313,12 @@ NB_MODULE(_native, m) {
   m.def("copy_range", &copy_range, "to"_a, "to_offset"_a, "source"_a, "from_offset"_a, "num_bytes"_a);
   m.def("philox", &philox, "seed"_a, "choice"_a, "position"_a);
   m.def("philox4x32", &philox_words, "counter"_a, "key"_a);
+
+  nb::class_<Ghash>(m, "Ghash")
+      .def_static("can_run", &Ghash::can_run)
+      .def("__init__", &make_ghash, "subkey"_a)
+      .def("of", &ghash_of, "data"_a)
+      .def("receive", &receive_into, "fd"_a, "into"_a, "patience_ms"_a);
 
   nb::class_<ThreadPool>(m, "Pool")
       .def(nb::init<int>(), "threads"_a)

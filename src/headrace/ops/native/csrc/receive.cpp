@@ -1,0 +1,75 @@
+#include "receive.h"
+
+#include <algorithm>
+#include <cerrno>
+
+#if defined(__unix__) || defined(__APPLE__)
+#include <poll.h>
+#include <sys/socket.h>
+#endif
+
+namespace headrace {
+
+#if defined(__unix__) || defined(__APPLE__)
+
+namespace {
+
+// What is received at a time and what the kernel had it in are both in a core's second cache. Whole blocks of GHASH.
+constexpr size_t kPart = size_t{1} << 17;
+
+// Without more wake-ups than there are parts: whoever has too little is asleep until there is more, or the end.
+void wake_at(int fd, size_t bytes) {
+  const int least = static_cast<int>(bytes);
+  setsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, &least, sizeof least);  // a refusal only costs speed
+}
+
+Arrival fill(int fd, std::byte* into, size_t bytes, int patience_ms) {
+  bool was_late = false;
+  while (bytes > 0) {
+    const ssize_t count = recv(fd, into, bytes, MSG_DONTWAIT);
+    if (count == 0) return Arrival::ended;
+    if (count > 0) {
+      into += count;
+      bytes -= static_cast<size_t>(count);
+      was_late = false;
+    } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+      if (was_late) return Arrival::late;  // else fewer may have come than wake anybody
+      wake_at(fd, bytes);
+      pollfd waits{fd, POLLIN, 0};
+      const int ready = poll(&waits, 1, patience_ms);
+      if (ready < 0 && errno != EINTR) return Arrival::broken;
+      was_late = ready == 0;
+    } else if (errno != EINTR) {
+      return Arrival::broken;
+    }
+  }
+  return Arrival::whole;
+}
+
+}  // namespace
+
+Arrival receive(int fd, std::byte* into, size_t bytes, int patience_ms, const Ghash& ghash, GhashBlock& sum) {
+  sum = {};
+  Arrival arrival = Arrival::whole;
+  for (size_t at = 0; at < bytes && arrival == Arrival::whole; at += kPart) {
+    const size_t part = std::min(kPart, bytes - at);
+    arrival = fill(fd, into + at, part, patience_ms);
+    if (arrival == Arrival::whole) ghash.add(sum, into + at, part);
+  }
+  const int error = errno;
+  wake_at(fd, 1);
+  errno = error;
+  ghash.finish(sum, bytes);
+  return arrival;
+}
+
+#else
+
+Arrival receive(int, std::byte*, size_t, int, const Ghash&, GhashBlock&) {
+  errno = ENOSYS;
+  return Arrival::broken;
+}
+
+#endif
+
+}  // namespace headrace
