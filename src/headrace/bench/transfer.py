@@ -7,6 +7,7 @@ once sent out of one buffer, as iperf does, and once out of the blocks themselve
 """
 
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -18,7 +19,7 @@ import msgspec
 
 from headrace.adapters.movers.mover import BETWEEN
 from headrace.adapters.movers.pool import SharedPool, SharedSource
-from headrace.adapters.movers.tcp import TcpSource, fill
+from headrace.adapters.movers.tcp import TcpSource
 from headrace.bench.lender import BLOCKS, HOST, ONE_BUFFER, SECRET, name
 from headrace.core.base.errors import HeadraceError
 from headrace.core.base.types import BlockId
@@ -70,6 +71,8 @@ def measure_tcp(
         socket.create_connection(bare, timeout=10) as stream,
         closing(TcpSource(lender, BLOCK_BYTES, SECRET)) as tcp,
     ):
+        stream.settimeout(None)  # so that the kernel waits for whole blocks
+        stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 10, 0))
         return _compared(
             "TCP",
             lambda: _take(tcp, pool),
@@ -128,7 +131,9 @@ def _read_bare(stream: socket.socket, which: bytes, pool: SharedPool) -> None:
     stream.sendall(which)
     for index in range(NUM_BLOCKS):
         with pool.view(BlockId(index)) as block:
-            fill(stream, block)
+            # One call for each block, as the mover makes: it is not beaten by a slow reader.
+            if stream.recv_into(block, flags=socket.MSG_WAITALL) != len(block):
+                raise HeadraceError("the bare socket has ended")
 
 
 @contextmanager
