@@ -4,7 +4,7 @@ Every block is in exactly one of three states: free; held by one or more sequenc
 named in the tree and held by nobody. free + cached + held == total after every call.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -13,7 +13,7 @@ from headrace.core.base.events import BlockRemoved, BlockStored
 from headrace.core.base.plan import BlockCopy
 from headrace.core.base.types import BlockId, SeqId
 from headrace.core.kv.names import BlockChain
-from headrace.core.kv.tree import BlockTree, Node
+from headrace.core.kv.tree import BlockTree, Run
 
 
 class Hit(msgspec.Struct, frozen=True):
@@ -26,11 +26,27 @@ class Hit(msgspec.Struct, frozen=True):
 class _Table:
     """A sequence's blocks in order: first those in the tree, then its private ones."""
 
-    __slots__ = ("block_ids", "nodes")
+    __slots__ = ("block_ids", "num_named", "tail")
 
-    def __init__(self, nodes: list[Node]) -> None:
-        self.nodes = nodes
-        self.block_ids: list[BlockId] = [node.block_id for node in nodes]
+    def __init__(self, runs: list[Run]) -> None:
+        self.tail: Run | None = None  # ends with the last one in the tree
+        self.num_named = 0
+        self.block_ids: list[BlockId] = []
+        self.add(runs)
+
+    def add(self, runs: list[Run]) -> None:
+        """These take the place of what is behind those in the tree."""
+        for run in runs:
+            end = self.num_named + len(run.names)
+            self.block_ids[self.num_named : end] = run.block_ids
+            self.tail, self.num_named = run, end
+
+    def runs(self) -> Iterator[Run]:
+        """Those in the tree, the last one first."""
+        run = self.tail
+        while run is not None and run.parent is not None:
+            yield run
+            run = run.parent
 
 
 class KvManager:
@@ -45,7 +61,7 @@ class KvManager:
         self._can_copy = can_copy
         # Popped from the end, so that low ids are used first.
         self._free: list[BlockId] = [BlockId(i) for i in range(num_blocks - 1, -1, -1)]
-        self._tree = BlockTree()
+        self._tree = BlockTree(block_size)
         self._tables: dict[SeqId, _Table] = {}
         self._changes: list[BlockStored | BlockRemoved] = []
 
@@ -87,11 +103,6 @@ class KvManager:
         """
         return self._tree.num_unheld_of(chain.names, num_blocks)
 
-    def _match(self, chain: BlockChain, limit_tokens: int) -> list[Node]:
-        if not self.prefix_cache:
-            return []
-        return self._tree.match(chain.names[: limit_tokens // self.block_size])
-
     # ---- changes
 
     def admit(
@@ -105,31 +116,32 @@ class KvManager:
         """
         if seq_id in self._tables:
             raise InvariantError("sequence already holds blocks", seq_id=seq_id)
-        nodes = self._match(chain, limit_tokens)
-        for node in nodes:
-            self._tree.hold(node)
-        table = self._tables[seq_id] = _Table(nodes)
-        num_tokens = len(nodes) * self.block_size
-        tail = self._find_tail(nodes, chain, tokens[num_tokens:limit_tokens])
+        num_full = limit_tokens // self.block_size if self.prefix_cache else 0
+        runs = self._tree.hold_prefix(chain.names, 0, min(num_full, len(chain.names)))
+        table = self._tables[seq_id] = _Table(runs)
+        num_tokens = table.num_named * self.block_size
+        tail = self._find_tail(table, chain, tokens[num_tokens:limit_tokens])
         if tail is None:
             return Hit(num_tokens)
-        node, num_shared = tail
+        run, num_shared = tail
         # Held while a block is taken for the copy, which must not evict what it copies from.
-        self._tree.hold(node)
-        copied = self._take()
-        self._tree.let_go(node)
-        if copied is None:
+        source = self._tree.first_block(run)
+        self._tree.hold(source)
+        copied = self._take(1) if self.num_available else []
+        self._tree.let_go(source)
+        if not copied:
             return Hit(num_tokens)
-        table.block_ids.append(copied)
-        return Hit(num_tokens + num_shared, BlockCopy(node.block_id, copied, num_shared))
+        table.block_ids += copied
+        copy = BlockCopy(source.block_ids[0], copied[0], num_shared)
+        return Hit(num_tokens + num_shared, copy)
 
     def _find_tail(
-        self, nodes: list[Node], chain: BlockChain, tokens: Sequence[int]
-    ) -> tuple[Node, int] | None:
+        self, table: _Table, chain: BlockChain, tokens: Sequence[int]
+    ) -> tuple[Run, int] | None:
         if not (self.prefix_cache and self._can_copy):
             return None
-        parent = nodes[-1].name if nodes else chain.root
-        tail = self._tree.match_tail(parent, tokens[: self.block_size])
+        behind = table.tail or self._tree.root(chain.root)
+        tail = self._tree.match_tail(behind, tokens[: self.block_size])
         return tail if tail and tail[1] > 0 else None
 
     def reserve(self, seq_id: SeqId, num_tokens: int) -> bool:
@@ -140,11 +152,7 @@ class KvManager:
             return True
         if num_missing > self.num_available:
             return False
-        for _ in range(num_missing):
-            block_id = self._take()
-            if block_id is None:
-                raise InvariantError("available blocks miscounted", available=self.num_available)
-            table.block_ids.append(block_id)
+        table.block_ids += self._take(num_missing)
         return True
 
     def commit(
@@ -153,23 +161,24 @@ class KvManager:
         """Make full computed blocks matchable; a known block takes the place of its new twin."""
         if not self.prefix_cache:
             return
-        size, tree, names = self.block_size, self._tree, chain.names
-        table = self._tables[seq_id]
-        nodes, block_ids = table.nodes, table.block_ids
-        for index in range(len(nodes), num_computed // size):
-            name = names[index]
-            node = tree.find(name)
-            if node is not None:
-                tree.hold(node)
-                self._free.append(block_ids[index])
-                block_ids[index] = node.block_id
-            else:
-                parent = names[index - 1] if index else chain.root
-                block_id = block_ids[index]
-                held = tuple(tokens[index * size : (index + 1) * size])
-                node = tree.insert(name, parent, held, block_id)
-                self._changes.append(BlockStored(name, parent, block_id))
-            nodes.append(node)
+        table, names, size = self._tables[seq_id], chain.names, self.block_size
+        first, end = table.num_named, num_computed // size
+        if first >= end:
+            return
+        known = self._tree.hold_prefix(names, first, end)
+        if known:
+            num_known = sum([len(run.names) for run in known])
+            self._free += table.block_ids[first : first + num_known]
+            table.add(known)
+            first += num_known
+        if first < end:
+            new, block_ids = names[first:end], table.block_ids[first:end]
+            parents = [names[first - 1] if first else chain.root, *new[:-1]]
+            self._changes += map(BlockStored, new, parents, block_ids)
+            behind = table.tail or self._tree.root(chain.root)
+            held = [*tokens[first * size : end * size]]
+            table.tail = self._tree.append(behind, new, held, block_ids)
+            table.num_named = end
 
     def open_load(
         self, load_id: SeqId, chain: BlockChain, num_blocks: int, *, num_kept: int = 0
@@ -180,22 +189,20 @@ class KvManager:
         """
         if not self.prefix_cache:
             return None
-        nodes = self._tree.match(chain.names[:num_blocks])
-        num_missing = num_blocks - len(nodes)
-        num_left = self.num_available - num_kept - sum(node.num_holders == 0 for node in nodes)
-        if not num_missing or num_missing > num_left:
+        num_known = self._tree.depth(chain.names, num_blocks)
+        num_missing = num_blocks - num_known
+        num_unheld = self._tree.num_unheld_of(chain.names, num_known)
+        if not num_missing or num_missing > self.num_available - num_kept - num_unheld:
             return None
-        for node in nodes:
-            self._tree.hold(node)
-        self._tables[load_id] = _Table(nodes)
+        self._tables[load_id] = _Table(self._tree.hold_prefix(chain.names, 0, num_known))
         self.reserve(load_id, num_blocks * self.block_size)
-        return len(nodes)
+        return num_known
 
     def lend(self, seq_id: SeqId, lease_id: SeqId) -> None:
         """The sequence's named blocks are held by `lease_id` instead, its private ones are free."""
         table = self._tables.pop(seq_id)
-        self._free.extend(reversed(table.block_ids[len(table.nodes) :]))
-        del table.block_ids[len(table.nodes) :]
+        self._free.extend(reversed(table.block_ids[table.num_named :]))
+        del table.block_ids[table.num_named :]
         self._tables[lease_id] = table
 
     def release(self, seq_id: SeqId) -> None:
@@ -203,15 +210,14 @@ class KvManager:
         table = self._tables.pop(seq_id, None)
         if table is None:
             return
-        self._free.extend(reversed(table.block_ids[len(table.nodes) :]))
-        for node in reversed(table.nodes):
-            self._tree.let_go(node)
+        self._free.extend(reversed(table.block_ids[table.num_named :]))
+        for run in table.runs():
+            self._tree.let_go(run)
 
     def clear_cache(self) -> int:
         """Forget every block that nobody holds; returns how many."""
         count = self._tree.num_unheld
-        for _ in range(count):
-            self._free.append(self._evict())
+        self._free += self._evict(count)
         return count
 
     def drain_changes(self) -> tuple[BlockStored | BlockRemoved, ...]:
@@ -225,28 +231,27 @@ class KvManager:
     def check(self) -> None:
         """Raise InvariantError unless each block is free, cached or held, and counted right."""
         self._tree.check()
-        holders: dict[bytes, int] = {}
+        holders: dict[Run, int] = {}
         held: set[BlockId] = set()
         num_private = 0
         for seq_id, table in self._tables.items():
-            for node, block_id in zip(table.nodes, table.block_ids, strict=False):
-                if self._tree.find(node.name) is not node or node.block_id != block_id:
-                    raise InvariantError(
-                        "table and tree disagree", seq_id=seq_id, block_id=block_id
-                    )
-                holders[node.name] = holders.get(node.name, 0) + 1
+            named: list[BlockId] = []
+            for run in table.runs():
+                named[:0] = run.block_ids
+                holders[run] = holders.get(run, 0) + 1
+            if named != table.block_ids[: table.num_named]:
+                raise InvariantError("table and tree disagree", seq_id=seq_id, block_ids=named)
             held.update(table.block_ids)
-            num_private += len(table.block_ids) - len(table.nodes)
-        for node in self._tree:
-            if node.num_holders != holders.get(node.name, 0):
+            num_private += len(table.block_ids) - table.num_named
+        for run in self._tree:
+            if run.num_holders != holders.get(run, 0):
                 raise InvariantError(
-                    "holders miscounted", block_id=node.block_id, counted=node.num_holders
+                    "holders miscounted", block_ids=run.block_ids, counted=run.num_holders
                 )
-        if len(held) != num_private + len(holders):
-            raise InvariantError(
-                "private block held twice", held=len(held), expected=num_private + len(holders)
-            )
-        seen = held | {node.block_id for node in self._tree} | set(self._free)
+        num_held = num_private + sum(len(run.names) for run in holders)
+        if len(held) != num_held:
+            raise InvariantError("private block held twice", held=len(held), expected=num_held)
+        seen = held.union(self._free, *(run.block_ids for run in self._tree))
         if (
             len(seen) != self.num_blocks
             or self.num_free + self.num_cached + len(held) != self.num_blocks
@@ -259,12 +264,15 @@ class KvManager:
                 total=self.num_blocks,
             )
 
-    def _take(self) -> BlockId | None:
-        if self._free:
-            return self._free.pop()
-        return self._evict() if self._tree.num_unheld else None
+    def _take(self, num_blocks: int) -> list[BlockId]:
+        """So many, at least one, of those that are available."""
+        taken = self._free[: -num_blocks - 1 : -1]
+        del self._free[-num_blocks:]
+        if len(taken) < num_blocks:
+            taken += self._evict(num_blocks - len(taken))
+        return taken
 
-    def _evict(self) -> BlockId:
-        node = self._tree.evict()
-        self._changes.append(BlockRemoved(node.name))
-        return node.block_id
+    def _evict(self, num_blocks: int) -> list[BlockId]:
+        names, block_ids = self._tree.evict(num_blocks)
+        self._changes += map(BlockRemoved, names)
+        return block_ids

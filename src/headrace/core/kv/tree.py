@@ -1,8 +1,10 @@
 """The radix tree of named blocks: what is matchable, who holds it, what is evicted first.
 
-A node is one full block. A node that some sequence holds has held ancestors only, so every unheld
-node can be evicted once its children are gone: leaves first, least recently used first. Recency is
-a counter, not a clock.
+A node is a run of full blocks, one behind the other, that the same sequences hold; where one needs
+only the beginning of a run, it becomes two. So most of what happens to blocks happens to many at
+once. A run that some sequence holds has held ancestors only, so every unheld block can be evicted
+once those behind it are gone: last blocks first, least recently used first. Recency is a counter,
+not a clock.
 """
 
 from bisect import bisect_left
@@ -16,166 +18,245 @@ MAX_TAIL_CANDIDATES = 8
 MIN_HEAP = 1024
 
 
-class Node:
-    """A full block in the tree. `num_holders` counts the sequences that use it."""
+class Run:
+    """Full blocks in the tree, at least one. `num_holders` counts the sequences that use them."""
 
-    __slots__ = ("block_id", "children", "last_used", "name", "num_holders", "parent", "tokens")
+    __slots__ = (
+        "block_ids",
+        "children",
+        "last_used",
+        "names",
+        "num_holders",
+        "parent",
+        "tokens",
+    )
 
     def __init__(
-        self, name: bytes, parent: "Node | None", tokens: tuple[int, ...], block_id: BlockId
+        self,
+        parent: "Run | None",
+        names: list[bytes],
+        tokens: list[int],
+        block_ids: list[BlockId],
     ) -> None:
-        self.name = name
-        self.parent = parent
-        self.tokens = tokens
-        self.block_id = block_id
+        self.parent = parent  # None = it is a root, which has no blocks
+        self.names = names
+        self.tokens = tokens  # of all its blocks
+        self.block_ids = block_ids
         self.num_holders = 0
+        # Of the first block; each one behind it was used one tick before the one that it follows.
         self.last_used = 0
         # Children by their first token, so that a tail looks only at blocks that can share
-        # something with it.
-        self.children: dict[int, dict[bytes, Node]] = {}
+        # something with it; then by their first name.
+        self.children: dict[int, dict[bytes, Run]] = {}
 
+    @property
+    def tail_used(self) -> int:
+        return self.last_used - len(self.names) + 1
 
-NO_BLOCK = BlockId(-1)
+    def num_shared(self, names: Sequence[bytes], start: int, end: int) -> int:
+        """How many of its blocks have the names from `start` on, up to `end`; the first one has.
+
+        A name stands for all that is before it, so this need not look at each of them.
+        """
+        own, num = self.names, min(len(self.names), end - start)
+        if own[num - 1] == names[start + num - 1]:
+            return num
+        return bisect_left(range(num), 1, key=lambda i: own[i] != names[start + i])
 
 
 class BlockTree:
-    """Named blocks by name, with least-recently-used eviction of unheld leaves."""
+    """Named blocks by name, with least-recently-used eviction of unheld ones from the ends."""
 
-    def __init__(self) -> None:
-        self._nodes: dict[bytes, Node] = {}
-        self._roots: dict[bytes, Node] = {}
-        self._leaves: list[
-            tuple[int, bytes]
-        ] = []  # heap of (last_used, name); stale entries are skipped
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._runs: dict[bytes, Run] = {}  # by the name of their first block
+        self._roots: dict[bytes, Run] = {}
+        # Heap of (tail_used, run); stale entries are skipped. No two are of the same tick.
+        self._leaves: list[tuple[int, Run]] = []
         self._tick = 0
-        self.num_unheld = 0
+        self.num_unheld = 0  # blocks
 
-    def __len__(self) -> int:
-        return len(self._nodes)
+    def __iter__(self) -> Iterator[Run]:
+        return iter(self._runs.values())
 
-    def __iter__(self) -> Iterator[Node]:
-        return iter(self._nodes.values())
-
-    def find(self, name: bytes) -> Node | None:
-        return self._nodes.get(name)
+    # ---- queries
 
     def depth(self, names: Sequence[bytes], limit: int) -> int:
-        """How many of the first `limit` of a chain's names are known. Changes nothing.
-
-        Whatever is known has known ancestors, so this need not look at each of them.
-        """
-        nodes = self._nodes
-        return bisect_left(range(min(limit, len(names))), 1, key=lambda i: names[i] not in nodes)
+        """How many of the first `limit` of a chain's names are known."""
+        return sum([num for _, num in self._walk(names, 0, min(limit, len(names)))])
 
     def num_unheld_of(self, names: Sequence[bytes], depth: int) -> int:
-        """Of the first `depth` blocks of a chain, all known, those that nobody holds: the last."""
-        nodes = self._nodes
-        return depth - bisect_left(range(depth), 1, key=lambda i: nodes[names[i]].num_holders == 0)
+        """Of the first `depth` blocks of a chain, all known, those that nobody holds."""
+        return sum([num for run, num in self._walk(names, 0, depth) if not run.num_holders])
 
-    def match(self, names: Sequence[bytes]) -> list[Node]:
-        """The nodes of the longest known prefix of `names`. Changes nothing."""
-        nodes: list[Node] = []
-        for name in names:
-            node = self._nodes.get(name)
-            if node is None:
-                break
-            nodes.append(node)
-        return nodes
+    def _walk(self, names: Sequence[bytes], start: int, end: int) -> Iterator[tuple[Run, int]]:
+        """The runs that have the longest known prefix of the names from `start`, where one begins,
+        up to `end`, and how many blocks of it each has: all, but for the last one.
+        """
+        while start < end and (run := self._runs.get(names[start])) is not None:
+            num = run.num_shared(names, start, end)
+            yield run, num
+            if num < len(run.names):
+                return
+            start += num
 
-    def match_tail(self, parent: bytes, tokens: Sequence[int]) -> tuple[Node, int] | None:
-        """The child of `parent` with the longest common beginning, and its length in tokens."""
-        node = self._nodes.get(parent) or self._roots.get(parent)
-        if node is None or not tokens:
+    def match_tail(self, parent: Run, tokens: Sequence[int]) -> tuple[Run, int] | None:
+        """The child whose first block has the longest common beginning with these tokens, and its
+        length in tokens.
+        """
+        if not tokens:
             return None
-        best: tuple[Node, int] | None = None
-        for index, child in enumerate(node.children.get(tokens[0], {}).values()):
+        best: tuple[Run, int] | None = None
+        for index, child in enumerate(parent.children.get(tokens[0], {}).values()):
             if index == MAX_TAIL_CANDIDATES:
                 break
-            shared = _num_shared(child.tokens, tokens)
+            shared = _num_shared(child.tokens[: self._block_size], tokens)
             if best is None or shared > best[1]:
                 best = child, shared
         return best
 
-    def insert(
-        self, name: bytes, parent: bytes, tokens: tuple[int, ...], block_id: BlockId
-    ) -> Node:
-        """Add a block held by one sequence. Its parent is in the tree (held) or is a root."""
-        above = self._nodes.get(parent)
-        if above is None:
-            above = self._roots.get(parent)
-            if above is None:
-                above = self._roots[parent] = Node(parent, None, (), NO_BLOCK)
-        node = Node(name, above, tokens, block_id)
-        node.num_holders = 1
-        above.children.setdefault(tokens[0], {})[name] = node
-        self._nodes[name] = node
-        return node
+    # ---- holders
 
-    def hold(self, node: Node) -> None:
-        if node.num_holders == 0:
-            self.num_unheld -= 1
-        node.num_holders += 1
+    def root(self, name: bytes) -> Run:
+        """What the first blocks of all chains with this root are behind."""
+        return self._roots.get(name) or Run(None, [name], [], [])
 
-    def let_go(self, node: Node) -> None:
+    def hold_prefix(self, names: Sequence[bytes], start: int, end: int) -> list[Run]:
+        """Let one more hold the longest known prefix of the names from `start` on, up to `end`. The
+        last run ends with it.
+        """
+        held: list[Run] = []
+        for run, num in [*self._walk(names, start, end)]:
+            held.append(run if num == len(run.names) else self._split(run, num))
+            self.hold(held[-1])
+        return held
+
+    def append(
+        self, behind: Run, names: list[bytes], tokens: list[int], block_ids: list[BlockId]
+    ) -> Run:
+        """Add blocks behind a run that the same sequence holds, or behind a root; it holds them,
+        too. Returns the run that they are the end of.
+        """
+        if behind.num_holders == 1 and not behind.children:
+            behind.names += names
+            behind.tokens += tokens
+            behind.block_ids += block_ids
+            return behind
+        if behind.parent is None:
+            self._roots[behind.names[0]] = behind
+        run = Run(behind, names, tokens, block_ids)
+        run.num_holders = 1
+        behind.children.setdefault(tokens[0], {})[names[0]] = run
+        self._runs[names[0]] = run
+        return run
+
+    def hold(self, run: Run) -> None:
+        if not run.num_holders:
+            self.num_unheld -= len(run.names)
+        run.num_holders += 1
+
+    def let_go(self, run: Run) -> None:
         """Drop one hold. Call for a chain's end first: children must age before parents."""
-        if node.num_holders <= 0:
-            raise InvariantError("block let go more often than held", block_id=node.block_id)
-        node.num_holders -= 1
-        if node.num_holders == 0:
-            self.num_unheld += 1
-            self._tick += 1
-            node.last_used = self._tick
-            if not node.children:
-                self._push_leaf(node)
+        if run.num_holders <= 0:
+            raise InvariantError("blocks let go more often than held", block_ids=run.block_ids)
+        run.num_holders -= 1
+        if not run.num_holders:
+            self.num_unheld += len(run.names)
+            self._tick += len(run.names)
+            run.last_used = self._tick
+            if not run.children:
+                self._push_leaf(run)
 
-    def evict(self) -> Node:
-        """Remove the least recently used unheld leaf; the caller owns its block from then on."""
+    def first_block(self, run: Run) -> Run:
+        """What to hold for the sake of the run's first block."""
+        return run if run.num_holders or len(run.names) == 1 else self._split(run, 1)
+
+    def _split(self, run: Run, num: int) -> Run:
+        """Make its first `num` blocks a run of their own, which is returned. The rest remains what
+        those who hold all of it end with.
+        """
+        assert run.parent is not None
+        size, (first, first_token) = self._block_size, (run.names[0], run.tokens[0])
+        upper = Run(run.parent, run.names[:num], run.tokens[: num * size], run.block_ids[:num])
+        upper.num_holders, upper.last_used = run.num_holders, run.last_used
+        # Under the same key, so that siblings keep their order.
+        run.parent.children[first_token][first] = self._runs[first] = upper
+        del run.names[:num], run.tokens[: num * size], run.block_ids[:num]
+        run.parent, run.last_used = upper, run.last_used - num
+        upper.children[run.tokens[0]] = {run.names[0]: run}
+        self._runs[run.names[0]] = run
+        return upper
+
+    # ---- eviction
+
+    def evict(self, num_blocks: int) -> tuple[list[bytes], list[BlockId]]:
+        """Remove the least recently used blocks, none before those behind it: their names, and the
+        blocks, which the caller owns from then on.
+        """
+        names: list[bytes] = []
+        block_ids: list[BlockId] = []
+        while (num_more := num_blocks - len(names)) > 0:
+            run = self._pop_leaf()
+            num_left = max(0, len(run.names) - num_more)
+            names += reversed(run.names[num_left:])
+            block_ids += reversed(run.block_ids[num_left:])
+            if num_left:
+                num_tokens = num_left * self._block_size
+                del run.names[num_left:], run.block_ids[num_left:], run.tokens[num_tokens:]
+                self._push_leaf(run)
+            else:
+                self._remove(run)
+        self.num_unheld -= len(names)
+        return names, block_ids
+
+    def _pop_leaf(self) -> Run:
         while self._leaves:
-            last_used, name = heappop(self._leaves)
-            node = self._nodes.get(name)
-            if node is None or node.num_holders or node.children or node.last_used != last_used:
-                continue
-            self._remove(node)
-            return node
+            tail_used, run = heappop(self._leaves)
+            is_leaf = run.names and not run.num_holders and not run.children
+            if is_leaf and run.tail_used == tail_used:
+                return run
         raise InvariantError("nothing to evict", num_unheld=self.num_unheld)
 
-    def _remove(self, node: Node) -> None:
-        del self._nodes[node.name]
-        self.num_unheld -= 1
-        parent = node.parent
+    def _remove(self, run: Run) -> None:
+        parent, first, first_token = run.parent, run.names[0], run.tokens[0]
         if parent is None:
-            raise InvariantError("a root is not evictable", name=node.name.hex())
-        siblings = parent.children[node.tokens[0]]
-        del siblings[node.name]
+            raise InvariantError("a root is not evictable", name=first.hex())
+        del self._runs[first]
+        run.names.clear()
+        siblings = parent.children[first_token]
+        del siblings[first]
         if not siblings:
-            del parent.children[node.tokens[0]]
+            del parent.children[first_token]
         if not parent.children:
             if parent.parent is None:
-                del self._roots[parent.name]
-            elif parent.num_holders == 0:
+                del self._roots[parent.names[0]]
+            elif not parent.num_holders:
                 self._push_leaf(parent)
 
-    def _push_leaf(self, node: Node) -> None:
-        heappush(self._leaves, (node.last_used, node.name))
-        if len(self._leaves) > 2 * len(self._nodes) + MIN_HEAP:
+    def _push_leaf(self, run: Run) -> None:
+        heappush(self._leaves, (run.tail_used, run))
+        if len(self._leaves) > 2 * len(self._runs) + MIN_HEAP:
             # Blocks that are held and let go again and again leave stale entries behind.
             self._leaves = [
-                (leaf.last_used, leaf.name)
-                for leaf in self._nodes.values()
-                if leaf.num_holders == 0 and not leaf.children
+                (leaf.tail_used, leaf)
+                for leaf in self._runs.values()
+                if not leaf.num_holders and not leaf.children
             ]
             heapify(self._leaves)
 
     def check(self) -> None:
         """Raise InvariantError unless holders and links are consistent."""
         unheld = 0
-        for node in self._nodes.values():
-            unheld += node.num_holders == 0
-            parent = node.parent
-            if parent is None or parent.children.get(node.tokens[0], {}).get(node.name) is not node:
-                raise InvariantError("block is not its parent's child", name=node.name.hex())
-            if parent.parent is not None and node.num_holders and not parent.num_holders:
-                raise InvariantError("held block under an unheld one", name=node.name.hex())
+        for first, run in self._runs.items():
+            unheld += 0 if run.num_holders else len(run.names)
+            nums = {len(run.names), len(run.block_ids), len(run.tokens) / self._block_size}
+            if run.names[:1] != [first] or len(nums) > 1:
+                raise InvariantError("blocks of a run miscounted", name=first.hex(), counted=nums)
+            parent = run.parent
+            if parent is None or parent.children.get(run.tokens[0], {}).get(first) is not run:
+                raise InvariantError("block is not its parent's child", name=first.hex())
+            if parent.parent is not None and run.num_holders > parent.num_holders:
+                raise InvariantError("block held by more than the one before", name=first.hex())
         if unheld != self.num_unheld:
             raise InvariantError("unheld blocks miscounted", counted=unheld, kept=self.num_unheld)
 
