@@ -277,8 +277,8 @@ def _features(shape: StepShape) -> list[float]:
     """The factors of `_coefficients`: 1, the tokens within each interval of knots, the counts."""
     return [
         *_within_knots(shape.num_tokens),
-        float(shape.num_seqs),
-        float(shape.num_logit_rows),
-        float(shape.num_attention_pairs),
-        float(shape.num_kv_tokens),
+        shape.num_seqs,
+        shape.num_logit_rows,
+        shape.num_attention_pairs,
+        shape.num_kv_tokens,
     ]

@@ -25,7 +25,7 @@ DECODE_STEPS_PER_SAMPLE: Final = 8
 class LearnedCost:
     """A CostModel: the one that it begins with, until its own steps tell more.
 
-    Memory does not grow with the number of steps. Learning costs some 20 µs for a sampled step; the
+    Memory does not grow with the number of steps. Learning costs a few µs for a sampled step; the
     fit is made only when somebody asks for a prediction and enough steps have passed.
     """
 

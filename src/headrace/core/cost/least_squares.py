@@ -15,19 +15,23 @@ UNSEEN_PRIOR_WEIGHT = 1e-6
 UNSEEN_CHAIN_WEIGHT = 1e-4
 # Gradients and coefficients below this, relative to the prior's, are taken for rounding.
 TOLERANCE = 1e-9
+# Samples that are kept until they are added up, which costs little more for many than for one.
+MAX_ROWS = 128
 
 
 class NormalEquations:
     """The sums that decide a fit of `value ≈ row · coefficients`. Samples are folded in, not kept.
 
     Errors count relative to the value, so that a short step is fitted as well as a long one.
-    Adding a sample costs O(features²).
+    Samples are folded in together, which costs O(features²) for all of them and little for each.
     """
 
     def __init__(self, num_features: int) -> None:
         self.weight = 0.0  # of all samples; their number, unless they fade
         self._gram = [[0.0] * num_features for _ in range(num_features)]  # lower triangle
         self._moment = [0.0] * num_features
+        self._rows: list[list[float]] = []  # scaled, with their values; not in the sums yet
+        self._free: list[int] = []  # coefficients that were not 0 in the last solution
 
     def add(self, row: Sequence[float], value: float, scale: float | None = None) -> None:
         """`value` > 0. Its error counts relative to `scale` where that is given: one that does not
@@ -35,15 +39,25 @@ class NormalEquations:
         """
         self.weight += 1.0
         scale = scale or value
-        scaled = [(index, entry / scale) for index, entry in enumerate(row) if entry]
-        for place, (index, entry) in enumerate(scaled):
-            self._moment[index] += entry * value / scale
-            sums = self._gram[index]
-            for other, factor in scaled[: place + 1]:
-                sums[other] += entry * factor
+        self._rows.append([entry / scale for entry in (*row, value)])
+        if len(self._rows) == MAX_ROWS:
+            self._fold()
+
+    def _fold(self) -> None:
+        """Let the sums have all samples."""
+        *columns, goals = zip(*self._rows, strict=True)
+        self._rows.clear()
+        seen = [index for index, column in enumerate(columns) if any(column)]
+        for place, index in enumerate(seen):
+            column, sums = columns[index], self._gram[index]
+            self._moment[index] += sum(map(mul, column, goals))
+            for other in seen[: place + 1]:
+                sums[other] += sum(map(mul, column, columns[other]))
 
     def fade(self, factor: float) -> None:
         """Let what was added so far count `factor` times as much."""
+        if self._rows:
+            self._fold()
         self.weight *= factor
         self._moment = [entry * factor for entry in self._moment]
         self._gram = [[entry * factor for entry in sums] for sums in self._gram]
@@ -56,6 +70,8 @@ class NormalEquations:
         that never varied, or only together, keep their proportion. Where features of the chain were
         never seen, they follow their neighbours.
         """
+        if self._rows:
+            self._fold()
         size = len(prior)
         gram = [
             [self._gram[max(i, j)][min(i, j)] * prior[i] * prior[j] for j in range(size)]
@@ -77,21 +93,27 @@ class NormalEquations:
             tie = CHAIN_WEIGHT * max(share[i], share[j]) + UNSEEN_CHAIN_WEIGHT
             for row, col, weight in ((i, i, tie), (j, j, tie), (i, j, -tie), (j, i, -tie)):
                 quadratic[row][col] += weight
-        units = minimise(quadratic, linear)
+        units = minimise(quadratic, linear, self._free)
+        self._free = [index for index, unit in enumerate(units) if unit > 0.0]
         return [speed * p * unit for p, unit in zip(prior, units, strict=True)]
 
 
-def minimise(quadratic: list[list[float]], linear: list[float]) -> list[float]:
+def minimise(
+    quadratic: list[list[float]], linear: list[float], likely: Sequence[int] = ()
+) -> list[float]:
     """The u >= 0 with the least `u·Qu/2 - q·u`, Q symmetric and positive definite.
 
     Lawson and Hanson's active set: coefficients are freed from 0 one by one, and held there again
-    when they would turn negative. Each round lowers the value, so it ends; the bound on the rounds
-    is for rounding errors.
+    when they would turn negative; those that are `likely` not 0 are free to begin with. Each round
+    lowers the value, so it ends; the bound on the rounds is for rounding errors.
     """
     size = len(linear)
     u = [0.0] * size
     free = _Free(quadratic, linear)
+    for place in likely:
+        free.add(place)
     for _ in range(3 * size):
+        _settle(free, u)
         slopes = {
             i: linear[i] - sum([quadratic[i][j] * u[j] for j in free.places])
             for i in range(size)
@@ -101,21 +123,25 @@ def minimise(quadratic: list[list[float]], linear: list[float]) -> list[float]:
         if steepest is None or slopes[steepest] <= TOLERANCE:
             break
         free.add(steepest)
-        while free.places:
-            best = free.solve()
-            blocked = [(i, goal) for i, goal in zip(free.places, best, strict=True) if goal <= 0.0]
-            if not blocked:
-                for i, goal in zip(free.places, best, strict=True):
-                    u[i] = goal
-                break
-            part = min(u[i] / (u[i] - goal) if u[i] > 0.0 else 0.0 for i, goal in blocked)
-            for i, goal in zip(free.places, best, strict=True):
-                u[i] += part * (goal - u[i])
-            held = [i for i, _ in blocked if u[i] <= TOLERANCE] or [blocked[0][0]]
-            for i in held:
-                u[i] = 0.0
-                free.remove(i)
     return u
+
+
+def _settle(free: "_Free", u: list[float]) -> None:
+    """Move `u` to the best that the free coefficients allow; some of them are held at 0 again."""
+    while free.places:
+        best = free.solve()
+        blocked = [(i, goal) for i, goal in zip(free.places, best, strict=True) if goal <= 0.0]
+        if not blocked:
+            for i, goal in zip(free.places, best, strict=True):
+                u[i] = goal
+            return
+        part = min(u[i] / (u[i] - goal) if u[i] > 0.0 else 0.0 for i, goal in blocked)
+        for i, goal in zip(free.places, best, strict=True):
+            u[i] += part * (goal - u[i])
+        held = [i for i, _ in blocked if u[i] <= TOLERANCE] or [blocked[0][0]]
+        for i in held:
+            u[i] = 0.0
+            free.remove(i)
 
 
 class _Free:

@@ -39,13 +39,8 @@ class StepShape(msgspec.Struct, frozen=True):
 
     def or_more(self, other: "StepShape") -> "StepShape":
         """Each figure as large as the larger of both."""
-        return StepShape(
-            max(self.num_tokens, other.num_tokens),
-            max(self.num_seqs, other.num_seqs),
-            max(self.num_logit_rows, other.num_logit_rows),
-            max(self.num_attention_pairs, other.num_attention_pairs),
-            max(self.num_kv_tokens, other.num_kv_tokens),
-        )
+        both = zip(msgspec.structs.astuple(self), msgspec.structs.astuple(other), strict=True)
+        return StepShape(*[mine if mine > its else its for mine, its in both])
 
     def beyond(self, seen: "StepShape") -> list[str]:
         """In words, which figures are more than a twentieth larger than those that were seen."""
