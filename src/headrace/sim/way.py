@@ -21,7 +21,9 @@ from headrace.sim.steps import ListedSteps
 from headrace.sim.untold import Untold
 
 MAX_STEPS: Final = 4096  # of one glide
-FAR_STEPS: Final = 128  # whose times are looked for at once: somebody may come long before
+# Whose times are looked for at once: somebody may come long before. Twice as many each time that
+# nobody has.
+FAR_STEPS: Final = 32
 
 
 class Way:
@@ -47,6 +49,7 @@ class Way:
         self.elapsed_ns = [elapsed_ns]
         self._steps = steps
         self._untold = untold
+        self._far_steps = FAR_STEPS
         # By step modulo that many: whose reader has had so many tokens that the router hears of it.
         self._progress: dict[int, list[Decoding]] = {}
         for one in glide.decoding:
@@ -60,7 +63,8 @@ class Way:
         """
         glide, ends_ns, elapsed_ns = self.glide, self.ends_ns, self.elapsed_ns
         size, is_ahead = glide.block_size, glide.is_ahead
-        border = max(step + 1, min(step + FAR_STEPS, MAX_STEPS, glide.last_step, *glide.ends))
+        far = step + self._far_steps
+        border = max(step + 1, min(far, MAX_STEPS, glide.last_step, *glide.ends))
         for place in self._progress:
             border = min(border, _next_at(place, step, PROGRESS_TOKENS))
         if self._tells_at_once or not all(one.seq.chain.names for one in glide.decoding):
@@ -68,19 +72,23 @@ class Way:
                 border = min(border, _next_at(place, step, size))
                 border = min(border, _next_at(place - is_ahead, step, size))
         border = glide.last_with_room(step, border)
+        if border == far:
+            self._far_steps *= 2
         if border > len(ends_ns):
             known = len(ends_ns)
             times_ns = self._steps.decode_ns(glide.shape(known + 1), border - known)
             elapsed_ns += times_ns
             ends_ns += islice(accumulate(times_ns, initial=ends_ns[-1]), 1, None)
         low_ns, high_ns = glide.alike_ns
-        for number in range(step, border - 1):
-            if not low_ns <= elapsed_ns[number] < high_ns:
-                return number + 1
-        return border
+        between_ns = elapsed_ns[step : border - 1]
+        if not between_ns or (low_ns <= min(between_ns) and max(between_ns) < high_ns):
+            return border
+        are_alike = [low_ns <= one < high_ns for one in between_ns]
+        return step + 1 + are_alike.index(False)
 
     def next_step(self, step: int) -> int:
         """The one after this, where prompts may be in it."""
+        self._far_steps = FAR_STEPS
         del self.ends_ns[step:], self.elapsed_ns[step:]
         self.add(self._steps.elapsed_ns(self.glide.whole_shape(step + 1)))
         return step + 1

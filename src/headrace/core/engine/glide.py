@@ -196,9 +196,11 @@ class Glide:
         core._last_elapsed_ns = elapsed_ns[step - 1]
         places, size, ahead = self.places, self.block_size, self._planned - done
         for number in range(done + 1, step + 1):
-            for one in places.get(number % size, ()):
-                self._commit(one, number)
-            self._take_blocks(places.get((number + ahead - 1) % size, ()), number + ahead)
+            if (place := number % size) in places:
+                for one in places[place]:
+                    self._commit(one, number)
+            if (place := (number + ahead - 1) % size) in places:
+                self._take_blocks(places[place], number + ahead)
         self.done = step
         self._planned += num_steps
         return core._kv.drain_changes()
@@ -358,7 +360,8 @@ class Glide:
         self._fill(one, step - 1)
         num_computed = seq.num_computed + 1
         if core._scheduler._twins._coming:
-            core._scheduler._twins.arrived(seq.chain.names[num_computed // self.block_size - 1])
+            index = num_computed // self.block_size - 1
+            core._scheduler._twins.arrived(seq.chain.names[index : index + 1])
         core._kv.commit(seq.seq_id, seq.chain, seq.tokens, num_computed)
 
     def _finish(self, one: Decoding) -> EngineEffect:

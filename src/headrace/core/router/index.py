@@ -148,6 +148,10 @@ class PrefixIndex:
 
     def stop_expecting(self, bit: int, names: Sequence[bytes]) -> None:
         expected = self._expected
+        if {*map(expected.get, names)} == {bit}:
+            for name in names:
+                del expected[name]
+            return
         for name in names:
             mask = expected.get(name, 0)
             if mask & bit:

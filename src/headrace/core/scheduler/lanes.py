@@ -79,6 +79,8 @@ class DeficitRoundRobin:
 
     def allot(self, wants: Mapping[SeqId, int], budget: int) -> dict[SeqId, int]:
         """Tokens for each member that gets any. A turn that the budget cuts goes on next time."""
+        if len(self._ring) == 1:
+            return self._allot_alone(self._ring[0], wants, budget)
         given: dict[SeqId, int] = {}
         num_content = 0
         while budget > 0 and num_content < len(self._ring):
@@ -97,3 +99,14 @@ class DeficitRoundRobin:
                 num_content += 1
             self._ring.rotate(-1)
         return given
+
+    def _allot_alone(
+        self, seq_id: SeqId, wants: Mapping[SeqId, int], budget: int
+    ) -> dict[SeqId, int]:
+        """What turn after turn of a single member comes to."""
+        num_tokens = min(wants.get(seq_id, 0), budget)
+        if num_tokens <= 0:
+            return {}
+        left = (self._deficits[seq_id] or self._quantum) - num_tokens
+        self._deficits[seq_id] = left if left > 0 else left % self._quantum
+        return {seq_id: num_tokens}

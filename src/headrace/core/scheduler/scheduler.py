@@ -147,8 +147,7 @@ class Scheduler:
             seq.is_long = False
             self._long_turns.leave(seq.seq_id)
         if seq.num_computed // size > first:
-            for name in seq.chain.names[first : seq.num_computed // size]:
-                self._twins.arrived(name)
+            self._twins.arrived(seq.chain.names[first : seq.num_computed // size])
             self._kv.commit(seq.seq_id, seq.chain, seq.tokens, seq.num_computed)
 
     def preempt(self, seq: Sequence, now: Ns, reason: str) -> Preempted:

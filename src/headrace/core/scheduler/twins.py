@@ -1,5 +1,7 @@
 """Twins: a prefix that is being computed is worth waiting for."""
 
+from collections.abc import Iterable
+
 from headrace.core.kv.manager import KvManager
 from headrace.core.scheduler.sequence import Sequence
 
@@ -28,16 +30,24 @@ class Twins:
         )
 
     def add(self, seq: Sequence) -> None:
-        for name in seq.chain.names[seq.num_computed // self._kv.block_size :]:
-            self._coming[name] = self._coming.get(name, 0) + 1
+        names, coming = self._names_to_come(seq), self._coming
+        if coming.keys().isdisjoint(names):
+            coming.update(dict.fromkeys(names, 1))
+            return
+        for name in names:
+            coming[name] = coming.get(name, 0) + 1
 
     def forget(self, seq: Sequence) -> None:
-        for name in seq.chain.names[seq.num_computed // self._kv.block_size :]:
-            self.arrived(name)
+        self.arrived(self._names_to_come(seq))
 
-    def arrived(self, name: bytes) -> None:
-        count = self._coming.get(name, 0)
-        if count > 1:
-            self._coming[name] = count - 1
-        elif count:
-            del self._coming[name]
+    def arrived(self, names: Iterable[bytes]) -> None:
+        coming = self._coming
+        for name in names:
+            if name in coming:
+                if coming[name] > 1:
+                    coming[name] -= 1
+                else:
+                    del coming[name]
+
+    def _names_to_come(self, seq: Sequence) -> list[bytes]:
+        return seq.chain.names[seq.num_computed // self._kv.block_size :]
