@@ -32,6 +32,7 @@ from headrace.sim.client import NO_HOST, read_by_client
 from headrace.sim.cluster_worker import SimWorker
 from headrace.sim.cores import SharedCores
 from headrace.sim.engine import NO_TIMES, TokenTimes
+from headrace.sim.loads import LoadReport, UnheardLoads
 from headrace.sim.network import Network
 from headrace.sim.pool import Habits, MessageFaults, Pool
 from headrace.sim.runtime import SimRuntime, rare_collections
@@ -158,7 +159,9 @@ class _World:
             shows_plans=observe_plan is not None,
         )
         self.message_ns = Ns(round(cluster.message_ms * NS_PER_MS))
-        self._router = RouterCore(cluster.router, self._late_kv)
+        see = partial(observe, effects=()) if observe is not None else None
+        self._late_loads = UnheardLoads(see)
+        self._router = RouterCore(cluster.router, self._late_kv, self._late_loads)
         self._core = FrontCore(self._router, cluster.front)
         self._records: list[RequestRecord] = []
         self._on_record = on_record or self._records.append
@@ -200,12 +203,13 @@ class _World:
             if back_ns is not None:
                 self.runtime.call_at(back_ns, partial(self._start_worker, place))
         self.runtime.run(max_calls=MAX_CALLS)
+        for worker in self._workers.values():
+            worker.close(self._end_ns)
         self._core.check()
         stats = self._router.stats()
         if self._living or stats.num_in_flight or stats.num_waiting:
             raise InvariantError("requests never ended", seq_ids=list(self._living)[:8])
         for worker in self._workers.values():
-            worker.close()
             self._note_use(worker, self._end_ns)
         return ClusterReport(
             trace_hash=self._digest.hexdigest(),
@@ -328,6 +332,13 @@ class _World:
                 if self._observe is not None:
                     self._observe(self.runtime.now, event, ())
         return events
+
+    def hear_load(self, report: LoadReport) -> None:
+        """The router takes it before it does anything that depends on it."""
+        if self._router.num_waiting:
+            self.tell(report.stats())
+        else:
+            self._late_loads.hear(self.runtime.now, report)
 
     def later(self, call: Callable[[], None]) -> None:
         self.runtime.call_later(self.message_ns, call)

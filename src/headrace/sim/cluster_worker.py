@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from random import Random
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
@@ -38,6 +38,7 @@ from headrace.core.base.plan import StepPlan
 from headrace.core.base.request import Slo
 from headrace.core.base.types import NS_PER_MS, Ns, SeqId, WorkerId
 from headrace.core.engine.build import build_worker
+from headrace.core.engine.passed import Changes
 from headrace.core.engine.stats import EngineStats
 from headrace.core.router.events import (
     WorkerKv,
@@ -50,11 +51,14 @@ from headrace.core.router.front import FrontEvent, WorkerSaid
 from headrace.core.telemetry import RequestRecord, Telemetry
 from headrace.sim.cores import SharedCores
 from headrace.sim.engine import SimEngine, TokenTimes, Told
+from headrace.sim.loads import LoadReport
 from headrace.sim.network import Network
 from headrace.sim.pool import Habits, Pool
 from headrace.sim.runtime import SimRuntime
 from headrace.sim.steps import ListedSteps, Uneven
 from headrace.sim.tiers import Tiers, WorkerTiers, num_leading
+
+MAX_LATE: Final = 1024  # times that blocks changed since they were told of
 
 
 class Front(Protocol):
@@ -81,6 +85,8 @@ class Front(Protocol):
     def later(self, call: Callable[[], None]) -> None:
         """After the time of a message."""
         ...
+
+    def hear_load(self, report: LoadReport) -> None: ...
 
     def keep(self, records: Sequence[RequestRecord]) -> None:
         """What the worker knows of sequences whose ends are told next."""
@@ -110,6 +116,7 @@ class SimWorker:
         self.began_ns = front.runtime.now
         self._habits = habits
         self._front = front
+        self._tells_late = habits.tells_late and not pool.tiers
         self._engine = SimEngine(
             build_worker(pool.config, pool.spec, pool.believed),
             ListedSteps(
@@ -123,7 +130,7 @@ class SimWorker:
             front.runtime,
             self,
             glides=habits.glides and not pool.residuals,
-            delay_ns=front.message_ns if habits.tells_late and not pool.tiers else None,
+            delay_ns=front.message_ns if self._tells_late else None,
             on_plan=partial(front.saw_plan, worker_id) if habits.shows_plans else None,
             cores=cores,
         )
@@ -134,8 +141,9 @@ class SimWorker:
             kv = pool.config.kv
             self._tiers = WorkerTiers(tiers, self._cached, pool.spec, pool.believed, kv)
         self._kv_no = 0
-        # Changes, the last ones, of which the front end should have heard; the first one's number.
-        self._late: list[BlockStored | BlockRemoved] = []
+        # Changes that are told when the front end asks, with the time when it should have heard of
+        # them; the first one's number.
+        self._late: deque[tuple[Ns, Changes]] = deque()
         self._late_no = 0
         self._has_faults = habits.faults.happen
         self._period_ns = Ns(round(habits.stats_period_ms * NS_PER_MS))
@@ -194,7 +202,10 @@ class SimWorker:
                 event = Arrive(tuple(self._tiers.offer(now, spec) for spec in event.seqs))
         self._handle(event)
 
-    def close(self) -> None:
+    def close(self, end_ns: Ns) -> None:
+        """Nothing more happens: what its front end should have heard of it by the end is told."""
+        if (event := self._take_late(end_ns)) is not None:
+            self._front.tell(event)
         core = self._engine.core
         core.check()
         if not core.is_idle:
@@ -202,6 +213,8 @@ class SimWorker:
 
     def die(self) -> None:
         """What it made long enough ago has been heard: each token is sent when it is made."""
+        self._engine.catch_up()
+        self._tell_late()
         until_ns = Ns(self._front.runtime.now - self._front.message_ns)
         runs = self._engine.runs(until_ns, self._under_way)
         if runs:
@@ -284,16 +297,26 @@ class SimWorker:
         front = self._front
         if self.is_dead or front.is_over:
             return
-        load, is_lost = self._engine.load(), False
-        if self._has_faults:
-            draw, faults = front.rng.random(), self._habits.faults
-            if draw < faults.stats_nan:
-                load = msgspec.structs.replace(load, num_kv_tokens=float("nan"))
-            is_lost = draw < faults.stats_lost
-        if not is_lost:
-            stats = WorkerStats(self.worker_id, load, self._num_received)
-            front.runtime.tick_later(front.message_ns, partial(self._deliver, stats))
+        engine, now = self._engine, front.runtime.now
+        report = LoadReport(self.worker_id, now, self._num_received, engine.count_loads)
+        engine.reports.append(report)
+        if self._habits.skips_ticks:
+            front.runtime.tick_later(front.message_ns, partial(self._deliver_load, report))
+        else:
+            self._tell_stats(report.stats())
         front.runtime.tick_later(self._until_next_ns(), self.tell_load)
+
+    def _tell_stats(self, stats: WorkerStats) -> None:
+        draw, faults = self._front.rng.random() if self._has_faults else 1.0, self._habits.faults
+        if draw < faults.stats_nan:
+            load = msgspec.structs.replace(stats.stats, num_kv_tokens=float("nan"))
+            stats = msgspec.structs.replace(stats, stats=load)
+        if draw >= faults.stats_lost:
+            self._front.runtime.tick_later(self._front.message_ns, partial(self._deliver, stats))
+
+    def _deliver_load(self, report: LoadReport) -> None:
+        if not self.is_dead and not self._front.is_over:
+            self._front.hear_load(report)
 
     def _until_next_ns(self) -> Ns:
         """A period; where nothing happens for longer, as many as let it be heard once before
@@ -321,7 +344,6 @@ class SimWorker:
 
     def _speak(self, words: tuple[Word, ...], records: Sequence[RequestRecord]) -> None:
         if not self.is_dead:
-            self._tell_late()
             _, times = self._under_way.popleft()
             self._front.keep(records)
             self._front.tell(WorkerSaid(self.worker_id, words), times)
@@ -329,40 +351,42 @@ class SimWorker:
     def late_kv(self) -> WorkerKv | None:
         """What the front end should have heard of its blocks by now and has not."""
         self._engine.catch_up()
-        if not self._late:
-            return None
-        event = WorkerKv(self.worker_id, self._late_no, tuple(self._late))
-        self._late.clear()
-        return event
+        return self._take_late(self._front.runtime.now)
 
-    def _deliver_kv(self, event: WorkerKv) -> None:
-        self._tell_late()
-        self._deliver(event)
+    def _take_late(self, until_ns: Ns) -> WorkerKv | None:
+        first_no, late = self._late_no, self._late
+        changes: list[BlockStored | BlockRemoved] = []
+        while late and late[0][0] <= until_ns:
+            changes += late.popleft()[1]
+        self._late_no += len(changes)
+        return WorkerKv(self.worker_id, first_no, tuple(changes)) if changes else None
 
     def _tell_late(self) -> None:
-        """Before anything else is told."""
-        if self._late:
-            self._deliver(WorkerKv(self.worker_id, self._late_no, tuple(self._late)))
-            self._late.clear()
+        if (event := self._take_late(self._front.runtime.now)) is not None:
+            self._deliver(event)
 
-    def _publish(self, at_ns: Ns, changes: tuple[BlockStored | BlockRemoved, ...]) -> None:
+    def _publish(self, at_ns: Ns, changes: Changes) -> None:
+        cached, has_first = self._cached, False  # of a chain
         for change in changes:
             if isinstance(change, BlockStored):
-                self._cached[change.name] = None
+                has_first = has_first or change.parent not in cached
+                cached[change.name] = None
             else:
-                del self._cached[change.name]
+                del cached[change.name]
+        heard_ns = Ns(at_ns + self._front.message_ns)
+        if self._tells_late:
+            # Those who have a chain's first block are asked for what is behind it, and no others.
+            self._late.append((heard_ns, changes))
+            self._kv_no += len(changes)
+            if has_first or len(self._late) > MAX_LATE:
+                self._front.runtime.call_at(heard_ns, self._tell_late)
+            return
         if self._tiers is not None:
             changes = self._tiers.seen_from_above(self._front.runtime.now, changes)
         event = WorkerKv(self.worker_id, self._kv_no, changes)
         self._kv_no += len(changes)
         if not self._has_faults:
-            heard_ns = Ns(at_ns + self._front.message_ns)
-            if heard_ns >= self._front.runtime.now:
-                self._front.runtime.call_at(heard_ns, partial(self._deliver_kv, event))
-                return
-            if not self._late:
-                self._late_no = event.first_seq_no
-            self._late += changes
+            self._front.runtime.call_at(heard_ns, partial(self._deliver, event))
             return
         faults, rng = self._habits.faults, self._front.rng
         if rng.random() < faults.kv_lost:

@@ -33,6 +33,7 @@ from headrace.core.router.events import WorkerLoad
 from headrace.core.telemetry import RequestRecord, Telemetry
 from headrace.core.telemetry.runs import Stretch
 from headrace.sim.cores import SharedCores
+from headrace.sim.loads import LoadReport, load_of
 from headrace.sim.runtime import SimRuntime
 from headrace.sim.steps import ListedSteps
 from headrace.sim.untold import Run, Untold
@@ -98,25 +99,22 @@ class SimEngine:
         self._way: Way | None = None  # of a glide
         self._stretch: Stretch | None = None  # the same for the telemetry
         self._untold = Untold()
-        self._load: WorkerLoad | None = None  # as it has been since the last event
+        self.reports: list[LoadReport] = []  # to be counted before anything changes here
 
-    def load(self) -> WorkerLoad:
-        """As of now; a glide need not end for it."""
-        self.catch_up()
-        if self._way is not None:
-            return self._way.load(self.core, self._runtime.now)
-        if self._load is None:
-            stats = self.core.stats()
-            self._load = WorkerLoad(
-                num_running=stats.num_running,
-                num_waiting=stats.num_waiting,
-                num_queued_prefill_tokens=stats.num_prefill_tokens,
-                num_kv_tokens=stats.num_kv_tokens,
-                num_free_blocks=stats.num_free_blocks,
-                num_cached_blocks=stats.num_cached_blocks,
-                num_pinned_blocks=stats.num_pinned_blocks,
-            )
-        return self._load
+    def count_loads(self) -> None:
+        """Of the reports, those that somebody may ask for; a glide need not end for it."""
+        for report in self.reports:
+            if not report.is_dropped:
+                report.load = self._count_load(report.at_ns)
+        self.reports.clear()
+
+    def _count_load(self, at_ns: Ns) -> WorkerLoad:
+        """As of then, since when nothing has been looked at."""
+        way = self._way
+        if way is not None:
+            self._pass_to(way, min(way.num_done(at_ns), way.looked_at - 1))
+            return way.load(self.core, at_ns)
+        return load_of(self.core.stats())
 
     def stats(self) -> EngineStats:
         """As of now; a glide need not end for it."""
@@ -139,6 +137,7 @@ class SimEngine:
 
     def handle(self, event: EngineEvent) -> None:
         """Something happens from outside, now."""
+        self.count_loads()
         way = self._way
         if way is not None and isinstance(event, Arrive) and way.glide.takes_all(event.seqs):
             self._take(way, event)
@@ -149,6 +148,7 @@ class SimEngine:
 
     def catch_up(self) -> None:
         """Let the reader know what has become of blocks by now."""
+        self.count_loads()
         way = self._way
         if way is not None:
             self._pass_to(way, min(way.num_done(self._runtime.now), way.looked_at - 1))
@@ -194,7 +194,6 @@ class SimEngine:
     def _hear(
         self, at_ns: Ns, effects: Sequence[EngineEffect], records: Sequence[RequestRecord]
     ) -> None:
-        self._load = None
         if self._glides:
             told, times = self._untold.filter(at_ns, effects)
             self._reader.hear(at_ns, told, records, times)
@@ -232,6 +231,7 @@ class SimEngine:
         self._try_to_glide()
 
     def _finish_step(self, at_ns: Ns) -> None:
+        self.count_loads()
         end = self._end
         assert end is not None
         self._started.popleft()
@@ -259,7 +259,6 @@ class SimEngine:
         self._stretch = Stretch(self._telemetry, began_ns)
         for one in glide.decoding:
             self._stretch.join(one.seq_id)
-        self._load = None
         prompts = glide.prompts_of(1)
         if prompts is not None:
             whole = glide.whole_shape(1)
@@ -289,6 +288,7 @@ class SimEngine:
     def _pass_step(self, epoch: int, way: Way, step: int) -> None:
         if epoch != self._epoch:
             return
+        self.count_loads()
         glide, at_ns = way.glide, way.ends_ns[step - 1]
         self._pass_to(way, step - 1)
         if step >= MAX_STEPS or not glide.can_pass(step):

@@ -35,9 +35,8 @@ from headrace.core.router.events import (
     WorkerUp,
 )
 from headrace.core.router.explain import Choice, DecisionLog, explain
-from headrace.core.router.fleet import Fleet, Survey
+from headrace.core.router.fleet import Fleet, LateLoads, Survey
 from headrace.core.router.policies import Chooser
-from headrace.core.router.predict import Predictor
 from headrace.core.router.pricing import Pricing
 from headrace.core.router.refusal import find_fault, lateness, no_worker, queue_full, too_late
 from headrace.core.router.stats import RouterStats
@@ -55,20 +54,20 @@ WATCH_NS = Ns(NS_PER_S)
 class RouterCore:
     """`handle(now, event) -> effects`."""
 
-    def __init__(self, config: RouterConfig, late_kv: LateKv | None = None) -> None:
+    def __init__(
+        self, config: RouterConfig, late_kv: LateKv | None = None, loads: LateLoads | None = None
+    ) -> None:
         self.config = config
-        self._fleet = Fleet(config)
+        self._fleet = Fleet(config, loads)
         self._caches = Caches(config, self._fleet, late_kv)
         self._chooser = Chooser(config.seed)
         self._room = WaitingRoom()
         self._bookings: dict[int, Booking] = {}
         self._decisions = DecisionLog(config.kept_decisions)
-        self._prior = Predictor(None, step_tokens=512, block_size=16, block_bytes=0)
         self._num_dispatched = self._num_rejected = 0
         self._num_queried_blocks = self._num_hit_blocks = 0
         # Workers that may have got room by this event, in order.
         self._freed: dict[Worker, None] = {}
-        self._stale_ns = round(config.stats_stale_ms * NS_PER_MS)
         self._is_watching = False  # a WATCH_TIMER is set
         self._num_starting = 0  # workers
         self._now = Ns(0)
@@ -80,17 +79,18 @@ class RouterCore:
         return self._decisions.find(request_id)
 
     def quote_ns(self, now: Ns, request: RouteRequest) -> float | None:
-        """The least predicted cost of the request, in ns, at a worker that takes its role; None
-        where nobody does.
-        """
+        """The least predicted cost of the request, in ns, where anybody takes its role."""
         survey = self._fleet.survey(now, request)
         workers = [*survey.usable, *survey.full]
         return min(self._price(now, request).totals(workers)[0]) if workers else None
 
     def due_ns(self, now: Ns, worker_id: WorkerId) -> int:
         """Prefill that is due at this worker, in ns; 0 where it is not up."""
-        worker = self._fleet.find(worker_id)
-        return 0 if worker is None else worker.due_ns(now)
+        return self._fleet.due_ns(now, worker_id)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._room)
 
     def stats(self) -> RouterStats:
         return RouterStats(
@@ -136,7 +136,7 @@ class RouterCore:
                 self._started(now, request_id)
             case RouteProgress(request_id, num_output_tokens):
                 if (booking := self._bookings.get(request_id)) is not None:
-                    booking.worker.progress(booking, num_output_tokens)
+                    self._fleet.current(booking.worker).progress(booking, num_output_tokens)
                 return effects  # nobody gets room by it
             case RouteDone(request_id):
                 self._done(now, request_id)
@@ -201,8 +201,7 @@ class RouterCore:
         effects: list[RouterEffect],
     ) -> None:
         request = pricing.request
-        predictor = next((worker.predictor for worker in self._fleet), self._prior)
-        prefill_ns = predictor.prefill_ns(max(1, request.num_tokens), 0)
+        prefill_ns = self._fleet.any_predictor.prefill_ns(max(1, request.num_tokens), 0)
         waiting = self._room.add(now, request, prefill_ns)
         if best is not None:
             self._hold(waiting, best, pricing)
@@ -215,7 +214,7 @@ class RouterCore:
         booking = self._bookings.get(request_id)
         if booking is None or booking.is_started:
             return
-        worker = booking.worker
+        worker = self._fleet.current(booking.worker)
         worker.start(now, booking)
         self._freed[worker] = None
         self._caches.computed(booking)
@@ -238,7 +237,7 @@ class RouterCore:
         self._room.remove(request_id)
         booking = self._bookings.pop(request_id, None)
         if booking is not None:
-            worker = booking.worker
+            worker = self._fleet.current(booking.worker)
             worker.release(now, booking)
             self._freed[worker] = None
             if booking.is_probe:
@@ -373,9 +372,8 @@ class RouterCore:
         if worker is None:
             return  # its last words overtaken by the news of its end
         match event:
-            case WorkerStats(_, load, num_received):
-                if worker.reconcile(now, load, num_received, self._stale_ns) and worker.tells(load):
-                    self._fleet.learn(worker)
+            case WorkerStats():
+                self._fleet.hear(now, event)
                 self._freed[worker] = None
             case WorkerDrain():
                 self._fleet.drain(worker)

@@ -3,15 +3,15 @@
 Decides whom a request may not go to, and says why; refuses to know who is best.
 """
 
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Iterable, Iterator
+from typing import Final, Protocol
 
 from headrace.core.base.errors import InvariantError
 from headrace.core.base.types import NS_PER_MS, Ns, WorkerId
 from headrace.core.base.worker import Role
 from headrace.core.config.schema import RouterConfig
 from headrace.core.router.breaker import Breaker
-from headrace.core.router.events import RouteRequest, WorkerUp
+from headrace.core.router.events import RouteRequest, WorkerStats, WorkerUp
 from headrace.core.router.feed import KvFeed
 from headrace.core.router.predict import Predictor
 from headrace.core.router.ring import Ring
@@ -24,6 +24,7 @@ TAKES: Final = {
     Role.DECODE: (Role.DECODE, Role.MIXED),
 }
 Reasons = dict[str, list[WorkerId]]
+PRIOR: Final = Predictor(None, step_tokens=512, block_size=16, block_bytes=0)
 
 # Of filters that no time will lift while the same workers are up.
 MODEL, ADAPTER, ROLE = "other model", "adapter not loaded", "other role"
@@ -59,9 +60,23 @@ class Survey:
         return "nobody is there who could take it" if self.is_lonely else NO_ROOM
 
 
+class LateLoads(Protocol):
+    """What workers have said of their loads and nobody has told, with the moment at which it would
+    have been told: for whoever counts a load only where something depends on it. A worker's last
+    word is enough where the router has heard of nothing else there since the one before, while no
+    request waits for room, and where words do not say what steps take.
+    """
+
+    def take(self, worker_id: WorkerId) -> tuple[Ns, WorkerStats] | None: ...
+
+    def take_all(self) -> Iterable[tuple[Ns, WorkerStats]]: ...
+
+
 class Fleet:
-    def __init__(self, config: RouterConfig) -> None:
+    def __init__(self, config: RouterConfig, late_loads: LateLoads | None = None) -> None:
         self._config = config
+        self._late_loads = late_loads
+        self._stale_ns = round(config.stats_stale_ms * NS_PER_MS)
         self._workers: dict[WorkerId, Worker] = {}
         self._by_bit: dict[int, Worker] = {}
         self._predictors: set[Predictor] = set()
@@ -85,6 +100,11 @@ class Fleet:
     def predictors(self) -> set[Predictor]:
         """One for each kind of worker."""
         return self._predictors
+
+    @property
+    def any_predictor(self) -> Predictor:
+        """Of some worker, or a guess."""
+        return next((worker.predictor for worker in self), PRIOR)
 
     @property
     def ring(self) -> Ring:
@@ -152,6 +172,22 @@ class Fleet:
         worker.is_draining = True
         self._forget_answers()
 
+    def hear(self, now: Ns, told: WorkerStats) -> None:
+        worker = self._workers.get(told.worker_id)
+        if worker is None:
+            return
+        is_sound = worker.reconcile(now, told.stats, told.num_received, self._stale_ns)
+        if is_sound and worker.tells(told.stats):
+            self.learn(worker)
+
+    def current(self, worker: Worker) -> Worker:
+        """The worker, whose last word on its load is taken."""
+        if self._late_loads is not None:
+            late = self._late_loads.take(worker.worker_id)
+            if late is not None:
+                self.hear(*late)
+        return worker
+
     def move(self, worker: Worker, bit: int) -> None:
         """Give a worker another place in the index."""
         del self._by_bit[worker.bit]
@@ -170,8 +206,15 @@ class Fleet:
 
     # ---- queries
 
+    def due_ns(self, now: Ns, worker_id: WorkerId) -> int:
+        """Prefill that is due at this worker, in ns; 0 where it is not up."""
+        worker = self._workers.get(worker_id)
+        return 0 if worker is None else self.current(worker).due_ns(now)
+
     def survey(self, now: Ns, request: RouteRequest) -> Survey:
-        """Who could take the request now. Changes nothing."""
+        """Who could take the request now, by what all have said of their loads."""
+        for late in self._late_loads.take_all() if self._late_loads is not None else ():
+            self.hear(*late)
         fitting, misfits = self._find_fitting(request)
         filtered = {reason: list(worker_ids) for reason, worker_ids in misfits.items()}
         asks = _Asks(now, request, self._config)
