@@ -34,6 +34,34 @@ def test_minimise_meets_the_conditions_of_an_optimum(seed: int) -> None:
     assert value(quadratic, linear, u) <= 0.0  # no worse than all zero
 
 
+@pytest.mark.parametrize("seed", range(30))
+def test_what_is_taken_for_likely_changes_nothing(seed: int) -> None:
+    rng, size = Random(seed), 6
+    rows = [[rng.gauss(0, 1) for _ in range(size)] for _ in range(size + 2)]
+    quadratic = [[sum(row[i] * row[j] for row in rows) for j in range(size)] for i in range(size)]
+    linear = [rng.gauss(0, 2) for _ in range(size)]
+    u = minimise(quadratic, linear)
+    for likely in (range(size), rng.sample(range(size), 3), [rng.randrange(size)]):
+        assert minimise(quadratic, linear, likely) == pytest.approx(u, abs=1e-6)
+
+
+def test_samples_add_up_whenever_somebody_asks_between() -> None:
+    rng, prior = Random(1), (1.0, 1.0, 1.0)
+    asked, not_asked = NormalEquations(3), NormalEquations(3)
+    for number in range(300):
+        row = (1.0, rng.random(), rng.random() if number % 3 else 0.0)
+        value = 2.0 + 3.0 * row[1] + 0.5 * row[2] + 0.1 * rng.random()
+        asked.add(row, value)
+        not_asked.add(row, value)
+        if rng.random() < 0.2:
+            asked.solve(prior)
+        if number % 100 == 99:
+            asked.fade(0.9)
+            not_asked.fade(0.9)
+    assert asked.weight == not_asked.weight
+    assert asked.solve(prior) == pytest.approx(not_asked.solve(prior), rel=1e-9)
+
+
 def test_a_negative_optimum_is_held_at_zero() -> None:
     u = minimise([[2.0, 0.0], [0.0, 2.0]], [-1.0, 4.0])
     assert u[0] == 0.0

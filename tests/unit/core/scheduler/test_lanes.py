@@ -34,6 +34,19 @@ def test_who_wants_no_more_leaves_its_turn_to_others() -> None:
     assert ring().allot({}, 20) == {}
 
 
+@given(asks=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=12))
+def test_who_is_alone_has_what_it_has_beside_those_who_want_nothing(
+    asks: list[tuple[int, int]],
+) -> None:
+    alone, beside = ring(A), ring(A, B)
+    for want, budget in asks:
+        assert alone.allot({A: want}, budget) == beside.allot({A: want}, budget)
+    alone.join(B)
+    wants = {A: PLENTY, B: PLENTY}
+    given_alone, given_beside = alone.allot(wants, 35), beside.allot(wants, 35)
+    assert abs(given_alone[A] - given_beside[A]) <= 10  # whose turn it is
+
+
 def test_those_who_leave_are_gone() -> None:
     turns = ring(A, B)
     turns.leave(A)
