@@ -368,7 +368,7 @@ class SimWorker:
     def _publish(self, at_ns: Ns, changes: Changes) -> None:
         cached, has_first = self._cached, False  # of a chain
         for change in changes:
-            if isinstance(change, BlockStored):
+            if type(change) is BlockStored:
                 has_first = has_first or change.parent not in cached
                 cached[change.name] = None
             else:

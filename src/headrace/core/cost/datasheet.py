@@ -151,17 +151,19 @@ class DataSheetCostModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         kv = range(first.num_kv_tokens, first.num_kv_tokens + size, step)
         if self.model.window_share:
             return [self.step_ns(StepShape(step, step, step, num, num)) for num in kv]
-        batch, times = self._batch(first), list[Ns]()
+        batch = self._batch(first)
         batch_flop, pair_flop, weight_bytes = batch.flop, batch.pair_flop, batch.weight_bytes
         link_ns, overhead_ns = batch.link_ns, batch.overhead_ns
         tp, flop_per_s, bytes_per_s, kv_elems, elem_bytes, ranks = self._constants
-        for num in kv:
-            flop_ns = (batch_flop + num * pair_flop) / tp / flop_per_s * NS_PER_S
-            kv_bytes = kv_elems * num * elem_bytes / ranks
-            memory_ns = (weight_bytes + kv_bytes) / bytes_per_s * NS_PER_S
-            roof_ns = flop_ns if flop_ns > memory_ns else memory_ns
-            times.append(Ns(round(roof_ns + link_ns + overhead_ns) or 1))
-        return times
+        flops = [(batch_flop + num * pair_flop) / tp / flop_per_s * NS_PER_S for num in kv]
+        reads = [
+            (weight_bytes + kv_elems * num * elem_bytes / ranks) / bytes_per_s * NS_PER_S
+            for num in kv
+        ]
+        return [
+            Ns(round((flop if flop > read else read) + link_ns + overhead_ns) or 1)
+            for flop, read in zip(flops, reads, strict=True)
+        ]
 
     def copy_ns(self, num_bytes: int, link: str) -> Ns:
         """Raises InvariantError for a link that nobody described."""

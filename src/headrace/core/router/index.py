@@ -112,7 +112,7 @@ class PrefixIndex:
             name = change.name
             shard = stored[name[0] << 4 | name[1] >> 4]
             mask = shard.get(name, 0)
-            if isinstance(change, BlockStored):
+            if type(change) is BlockStored:
                 if not mask:
                     shard[name] = bit  # most blocks have one replica: they share this integer
                     self.num_replicas += 1

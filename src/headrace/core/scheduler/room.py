@@ -6,8 +6,8 @@ guaranteed part, then the long one beside what the short one took, then the shor
 """
 
 import math
-from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from itertools import count
 from typing import Final, NamedTuple, Protocol
 
 from headrace.core.base.types import NS_PER_MS, Ns
@@ -167,12 +167,13 @@ class TimeRoom:
         return max(0, num_tokens - num_short, self._least - num_short - num_long)
 
     def _most_short(self, limit_ns: float, num_long: int) -> int:
-        tokens = range(1, self._most - num_long + 1)
-        return bisect_right(tokens, limit_ns, key=lambda num: self._step_ns(num, num_long))
+        return most_within(
+            limit_ns, self._most - num_long, lambda num: self._step_ns(num, num_long)
+        )
 
     def _most_long(self, limit_ns: float, num_short: int) -> int:
-        tokens = range(1, self._most - num_short + 1)
-        return bisect_right(tokens, limit_ns, key=lambda num: self._step_ns(num_short, num))
+        most = self._most - num_short
+        return most_within(limit_ns, most, lambda num: self._step_ns(num_short, num))
 
     def _least_long(self, num_short: int) -> int:
         """The least piece of a long prompt that is worth its time: where it has to read all that is
@@ -195,3 +196,27 @@ class TimeRoom:
                 kv += start + num
         num_tokens = self._num_decode + num_short + num_long
         return self._predict_ns(StepShape(num_tokens, num_seqs, num_seqs, pairs, kv))
+
+
+def most_within(limit: float, most: int, cost: Callable[[int], float]) -> int:
+    """The largest number up to `most` that costs no more than the limit, 0 where not even 1 does. A
+    larger number never costs less.
+
+    Costs are nearly straight between two points, so it is looked for where a line crosses the
+    limit; each third time in the middle, in case they are not.
+    """
+    if most < 1 or (low_cost := cost(1)) > limit:
+        return 0
+    if (high_cost := cost(most)) <= limit:
+        return most
+    low, high = 1, most
+    for turn in count(1):
+        if high - low <= 1:
+            break
+        part = (limit - low_cost) / (high_cost - low_cost) if turn % 3 else 0.5
+        number = min(max(low + int(part * (high - low)), low + 1), high - 1)
+        if (at := cost(number)) <= limit:
+            low, low_cost = number, at
+        else:
+            high, high_cost = number, at
+    return low

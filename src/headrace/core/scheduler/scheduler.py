@@ -380,6 +380,8 @@ class Scheduler:
         return self._kv.blocks_for(seq.promised_tokens) - known + unheld
 
     def _num_promised(self, seq: Sequence) -> int:
+        if seq.promised_tokens <= seq.num_planned:
+            return 0
         return max(0, self._kv.blocks_for(seq.promised_tokens) - self._kv.num_held(seq.seq_id))
 
     @property
