@@ -1,6 +1,11 @@
 """Room for prompts, asked directly: a step takes 1000 ns and 10 ns a token."""
 
+from bisect import bisect_right
+from itertools import accumulate
 from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headrace.core.base.plan import SeqStep, StepPlan
 from headrace.core.base.request import SeqSpec, Slo
@@ -12,7 +17,13 @@ from headrace.core.cost.learned import MIN_SAMPLES, LearnedCost
 from headrace.core.cost.model import CostModel, StepShape
 from headrace.core.kv.names import BlockChain
 from headrace.core.scheduler.lanes import QUIET_STEPS, ShortShare
-from headrace.core.scheduler.room import UNKNOWN_STEP_TOKENS, Company, Room, room_of
+from headrace.core.scheduler.room import (
+    UNKNOWN_STEP_TOKENS,
+    Company,
+    Room,
+    most_within,
+    room_of,
+)
 from headrace.core.scheduler.sequence import Sequence
 from support.fake_device import LinearCost
 
@@ -183,3 +194,27 @@ def test_a_step_is_small_while_its_time_is_a_guess() -> None:
 
 def test_the_fixed_policy_takes_whole_steps() -> None:
     assert num_short(decoding(0), budget="fixed", itl_target_ms=0.001) == 511
+
+
+@given(rises=st.lists(st.sampled_from((0, 1, 1, 2, 50, 1000)), max_size=200), limit=st.integers())
+def test_most_within_finds_what_looking_at_each_would(rises: list[int], limit: int) -> None:
+    costs = list(accumulate(rises))
+    looked_at: list[int] = []
+
+    def cost(num: int) -> float:
+        looked_at.append(num)
+        return costs[num - 1]
+
+    assert most_within(limit, len(costs), cost) == bisect_right(costs, limit)
+    assert len(looked_at) <= 2 + 3 * 8
+
+
+def test_most_within_looks_at_few_where_costs_are_straight() -> None:
+    looked_at: list[int] = []
+
+    def cost(num: int) -> float:
+        looked_at.append(num)
+        return 5e6 + 3e5 * num + 0.2 * num * num
+
+    assert cost(most := most_within(1e8, 2048, cost)) <= 1e8 < cost(most + 1)
+    assert len(looked_at) <= 8
