@@ -159,8 +159,7 @@ class _World:
             shows_plans=observe_plan is not None,
         )
         self.message_ns = Ns(round(cluster.message_ms * NS_PER_MS))
-        see = partial(observe, effects=()) if observe is not None else None
-        self._late_loads = UnheardLoads(see)
+        self._late_loads = UnheardLoads(observe)
         self._router = RouterCore(cluster.router, self._late_kv, self._late_loads)
         self._core = FrontCore(self._router, cluster.front)
         self._records: list[RequestRecord] = []

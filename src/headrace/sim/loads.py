@@ -38,7 +38,8 @@ class UnheardLoads:
     A core.router.fleet.LateLoads.
     """
 
-    def __init__(self, observe: Callable[[Ns, WorkerStats], None] | None) -> None:
+    def __init__(self, observe: Callable[[Ns, WorkerStats, tuple[()]], None] | None) -> None:
+        """`observe` sees what is taken, with no effects."""
         self._reports: dict[WorkerId, tuple[Ns, LoadReport]] = {}
         self._observe = observe
 
@@ -54,7 +55,7 @@ class UnheardLoads:
             return None
         heard_ns, stats = found[0], found[1].stats()
         if self._observe is not None:
-            self._observe(heard_ns, stats)
+            self._observe(heard_ns, stats, ())
         return heard_ns, stats
 
     def take_all(self) -> Iterator[tuple[Ns, WorkerStats]]:
