@@ -79,7 +79,7 @@ class RouterCore:
         return self._decisions.find(request_id)
 
     def quote_ns(self, now: Ns, request: RouteRequest) -> float | None:
-        """The least predicted cost of the request, in ns, where anybody takes its role."""
+        """The least predicted cost of the request, in ns; None where nobody takes its role."""
         survey = self._fleet.survey(now, request)
         workers = [*survey.usable, *survey.full]
         return min(self._price(now, request).totals(workers)[0]) if workers else None
