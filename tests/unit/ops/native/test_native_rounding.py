@@ -92,6 +92,35 @@ def test_int8_bits_do_not_depend_on_what_the_inputs_come_from(num_rows: int) -> 
     assert apply(backend, chained, x, weights).tobytes() == expected.tobytes()
 
 
+@pytest.mark.parametrize("backend", [exact_backend(), int8_backend(threads=2)], ids=["f32", "int8"])
+@pytest.mark.parametrize("num_rows", [1, 7, 200])
+@pytest.mark.parametrize("width", [320, 64, 48, 37])  # whole blocks, whole panels, and neither
+def test_a_gate_is_the_same_with_its_weights_and_after_them(
+    backend: NativeBackend, num_rows: int, width: int
+) -> None:
+    x = normal(num_rows, 256)
+    weights = {
+        "gate": noise(WeightType.Q4_1, width, 256),
+        "up": noise_of(WeightType.Q8_0, width, 256, np.random.default_rng(5)),
+        "down": noise(WeightType.Q4_1 if width % 32 == 0 else WeightType.F16, 48, width),
+    }
+
+    def hidden(ops: Any, x: int, w: Any) -> Any:
+        return ops.silu_mul(ops.linear(x, (w["gate"], w["up"])))
+
+    def read_twice(ops: Any, x: int, w: Any) -> Any:
+        gated = hidden(ops, x, w)
+        return ops.linear(ops.add(gated, gated), (w["down"],))
+
+    both = apply(backend, lambda ops, x, w: ops.linear(x, (w["gate"], w["up"])), x, weights)
+    gated = apply(backend, lambda ops, x, w: ops.silu_mul(x), both, {})
+    assert apply(backend, hidden, x, weights).tobytes() == gated.tobytes()
+    down = apply(backend, lambda ops, x, w: ops.linear(hidden(ops, x, w), (w["down"],)), x, weights)
+    assert down.tobytes() == linear(backend, gated, weights["down"]).tobytes()
+    twice = apply(backend, read_twice, x, weights)
+    assert twice.tobytes() == linear(backend, gated + gated, weights["down"]).tobytes()
+
+
 @pytest.mark.parametrize("type", INT8_TYPES)
 def test_int8_bits_do_not_depend_on_rows_threads_or_instruction_set(type: WeightType) -> None:
     inputs = whole_blocks(type, 288)

@@ -143,6 +143,10 @@ void int8_tile(const LinearSpan& s, int panel, int row, Lines<T> lines) {
   F acc[P][R];
   for (int p = 0; p < P; ++p)
     for (int r = 0; r < R; ++r) acc[p][r] = zero();
+  // Stores are done in order: one that waits for its line keeps those after it, of sums for which there is no register,
+  // until nothing goes on.
+  if constexpr (R > 1)
+    for (int r = 0; r < R; ++r) __builtin_prefetch(s.out + (row + r) * s.out_stride + panel * kLanes, 1);
   for (int block = 0; block < s.num_inputs / 32; ++block, ++x)
     for (int p = 0; p < P; ++p) {
       if (lines.count == Lines<T>::kAll)
@@ -220,26 +224,29 @@ HR_INLINE Int8Range int8_range(float greatest, bool is_finite) {
 // Symmetric, to nearest even, one scale for each block. What is no number makes its whole block NaN.
 void to_int8(const float* x, int n, QuantBlock* out) {
   constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, which stays in the low bits
+  constexpr auto kRoundBits = __builtin_bit_cast(uint32_t, kRound);
   for (int k = 0; k < n; k += 32, x += 32, ++out) {
     const F a = load(x);
     const F b = load(x + kLanes);
-    const F magnitude = max(max(a, sub(zero(), a)), max(b, sub(zero(), b)));
-    const float greatest = max_lanes(magnitude);
-    const bool is_finite = sum_lanes(add(mul(a, zero()), mul(b, zero()))) == 0.0f;
-    const Int8Range range = int8_range(greatest, is_finite);
+    // The bits of magnitudes are in the order of these, and after them come those of what is no number.
+    const auto magnitudes = [](F v) { return bit_and(as_int(v), 0x7fffffffu); };
+    const uint32_t greatest = max_lanes(max_u32(magnitudes(a), magnitudes(b)));
+    const bool is_finite = greatest < 0x7f800000u;
+    const Int8Range range = int8_range(__builtin_bit_cast(float, greatest), is_finite);
     const auto rounded = [&](F v) { return fma(is_finite ? v : zero(), set1(range.factor), set1(kRound)); };
-    const F first_half = rounded(a), second_half = rounded(b);
+    const I first_half = as_int(rounded(a)), second_half = as_int(rounded(b));
     static_assert(quad_input(7, 1) == 15 && quad_input(0, 2) == 16);
-    const I low = bit_and(as_int(first_half), 0xffu), high = bit_and(as_int(second_half), 0xffu);
+    const I low = bit_and(first_half, 0xffu), high = bit_and(second_half, 0xffu);
     alignas(64) uint32_t pairs[kLanes];  // bytes 0 and 2 of the quads, then bytes 1 and 3
     store(reinterpret_cast<float*>(pairs), as_float(bit_or(low, shift_left<16>(high))));
     for (int quad = 0; quad < 8; ++quad) {
       const uint32_t word = pairs[quad] | pairs[quad + 8] << 8;
       __builtin_memcpy(out->q + 4 * quad, &word, sizeof word);
     }
-    // Sums of whole numbers this small are exact in floats.
-    const auto total_of = [](F half) { return static_cast<int32_t>(sum_lanes(sub(half, set1(kRound)))); };
-    const int32_t first = total_of(first_half), second = total_of(second_half);
+    // Both totals at once, each in 16 bits: what sixteen of kRound add to them is known.
+    const uint32_t totals = sum_lanes(add_u32(first_half, shift_left<16>(second_half))) - 16 * kRoundBits;
+    const auto first = static_cast<int16_t>(totals);
+    const auto second = static_cast<int16_t>((totals - static_cast<uint32_t>(first)) >> 16);
     const int32_t total = first + second;
     out->scale = range.scale;
     out->sum = out->scale * static_cast<float>(total);

@@ -113,6 +113,9 @@ class Program {
     int next = -1;            // linear: the next one of the program
     bool to_int8 = false;     // a row operation: its rows are also rounded for the linear operation after it
     bool from_int8 = false;   // linear: the operation before it has done that
+    int quantised = 0;        // linear: which of two buffers has its rows in int8
+    bool is_gated = false;    // linear: its result is silu of the first half of its outputs times the second half
+    bool only_int8 = false;   // gated: nobody reads its result in float32
     int layer = 0;
     AttentionShape shape{};
     int rope = 0;
@@ -123,6 +126,10 @@ class Program {
     int width;
     bool logit_rows;  // one row for each logit row, instead of one for each token
     int buffer = -1;
+  };
+
+  struct Rows {
+    int first, count;
   };
 
   struct View {
@@ -136,8 +143,17 @@ class Program {
   const Register& at(int reg) const;
   int rows_of(int reg) const;
   View view(int reg) const;
+  uint16_t* bf16_row(int row) const {
+    return reinterpret_cast<uint16_t*>(rounded_.data()) + static_cast<size_t>(row) * widest_input_;
+  }
+  QuantBlock* int8_row(int buffer, int width, int row) const {
+    auto* rows = reinterpret_cast<QuantBlock*>(quantised_[static_cast<size_t>(buffer)].data());
+    return rows + static_cast<size_t>(row) * (static_cast<size_t>(width) / 32);
+  }
 
   void select_early();
+  std::vector<int> count_readers() const;
+  bool can_gate(const Op& linear, const Op& silu_mul) const;
   void fuse();
   void link_linears();
   void place_registers();
@@ -150,20 +166,30 @@ class Program {
     // Which panels are the nth piece that is claimed of those of one row group.
     int first_panel(int nth, int threads) const;
   };
+  struct Place {
+    size_t part;
+    int panel;  // of its weight
+  };
   // Where the weights are that a thread reads after a piece.
   struct Ahead {
     const std::byte* panels = nullptr;
     size_t panel_bytes = 0;
   };
   Split split_of(const Op& op, int rows) const;
-  Ahead ahead_of(const Op& op, const Split& split, int nth, size_t part, int end_panel, bool is_end) const;
+  static Place place_of(const Op& op, int panel);
+  static int column_of(const Op& op, int panel);
+  static Ahead panels_at(const Op& op, int panel);
+  Ahead after_piece(const Op& op, const Split& split, int nth) const;
+  bool in_bf16(const Part& part) const { return rounding_.bf16 && part.weight->type() == WeightType::bf16; }
   bool in_int8(const Part& part) const { return rounding_.int8 && is_quantised(part.weight->type()); }
 
   template <class Work>
   void for_rows(int rows, int64_t cost_per_row, Work work);
   template <class Work>
   void for_rows_of(const Op& op, int64_t cost_per_row, Work work);
-  void round_int8(const View& x, int width, int row);
+  void round_inputs(const Op& op, int rows);
+  void multiply(const Op& op, const Rows& rows, int panel, int count, Ahead after, View out);
+  void multiply_gated(const Op& op, const Split& split, const Rows& rows, int panel, int count, Ahead after);
   void run_op(const Op& op);
   void run_linear(const Op& op);
   void run_attention(const Op& op);
@@ -179,7 +205,8 @@ class Program {
   std::vector<Register> registers_;
   std::vector<Pages> buffers_;
   std::vector<RopeTable> ropes_;
-  Pages rounded_, quantised_;  // a linear operation's input in bf16, in blocks of int8
+  Pages rounded_;  // a linear operation's input in bf16
+  std::array<Pages, 2> quantised_;  // in blocks of int8; a gated operation reads one and writes the other
   size_t widest_input_ = 0;
   int logits_ = -1;
   Step step_;

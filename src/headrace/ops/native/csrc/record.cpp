@@ -228,27 +228,52 @@ void Program::select_early() {
   ops_ = std::move(ops);
 }
 
-// add followed by the norm of its sum becomes one walk over the row.
+// How many operations read each register.
+std::vector<int> Program::count_readers() const {
+  std::vector<int> readers(registers_.size(), 0);
+  for (const Op& op : ops_)
+    for (int reg : {op.x, op.y})
+      if (reg >= 0) ++readers[static_cast<size_t>(reg)];
+  return readers;
+}
+
+// Whether a linear operation can multiply its halves while it has them: they are whole panels, and all that the other one
+// reads.
+bool Program::can_gate(const Op& linear, const Op& silu_mul) const {
+  int outputs = 0;
+  for (const Part& part : linear.parts) {
+    if (part.weight->rows() % kLanes != 0) return false;
+    outputs += part.weight->rows();
+  }
+  return outputs == at(silu_mul.x).width && at(silu_mul.out).width % kLanes == 0;
+}
+
+// add followed by the norm of its sum becomes one walk over the row, and so does a linear operation for silu_mul alone.
 void Program::fuse() {
-  std::vector<int> producer(registers_.size(), -1);
-  for (size_t i = 0; i < ops_.size(); ++i) {
+  const std::vector<int> readers = count_readers();
+  for (size_t i = 1; i < ops_.size(); ++i) {
     Op& op = ops_[i];
-    producer[static_cast<size_t>(op.out)] = static_cast<int>(i);
-    if (op.kind != Kind::rms_norm) continue;
-    const int source = producer[static_cast<size_t>(op.x)];
-    if (source != static_cast<int>(i) - 1 || ops_[static_cast<size_t>(source)].kind != Kind::add) continue;
-    Op& sum = ops_[static_cast<size_t>(source)];
-    op.kind = Kind::add_rms_norm;
-    op.sum = sum.out;
-    op.x = sum.x;
-    op.y = sum.y;
-    sum.dead = true;
+    Op& before = ops_[i - 1];
+    if (before.out != op.x) continue;
+    if (op.kind == Kind::rms_norm && before.kind == Kind::add) {
+      op.kind = Kind::add_rms_norm;
+      op.sum = before.out;
+      op.x = before.x;
+      op.y = before.y;
+      before.dead = true;
+    } else if (op.kind == Kind::silu_mul && before.kind == Kind::linear && can_gate(before, op) &&
+               readers[static_cast<size_t>(op.x)] == 1 && op.x != logits_) {
+      before.out = op.out;
+      before.is_gated = true;
+      op.dead = true;
+    }
   }
   std::erase_if(ops_, [](const Op& op) { return op.dead; });
 }
 
-// Tells each linear operation which one comes next, and the row operation before it to round what it has just computed.
+// Tells each linear operation which one comes next, and the operation before it to round what it has just computed.
 void Program::link_linears() {
+  const std::vector<int> readers = count_readers();
   int next = -1;
   for (size_t i = ops_.size(); i-- > 0;) {
     Op& op = ops_[i];
@@ -257,10 +282,14 @@ void Program::link_linears() {
     next = static_cast<int>(i);
     if (i == 0 || ops_[i - 1].out != op.x) continue;
     Op& before = ops_[i - 1];
-    const bool is_by_rows = before.kind != Kind::linear && before.kind != Kind::attention;
-    const bool rounds = std::any_of(op.parts.begin(), op.parts.end(), [&](const Part& p) { return in_int8(p); });
-    before.to_int8 = op.from_int8 = is_by_rows && rounds;
+    const bool is_by_rows = before.is_gated || (before.kind != Kind::linear && before.kind != Kind::attention);
+    const auto rounds = [&](const Part& p) { return in_int8(p); };
+    before.to_int8 = op.from_int8 = is_by_rows && std::any_of(op.parts.begin(), op.parts.end(), rounds);
+    before.only_int8 = before.to_int8 && readers[static_cast<size_t>(op.x)] == 1 && op.x != logits_ &&
+                       std::all_of(op.parts.begin(), op.parts.end(), rounds);
   }
+  for (size_t i = 1; i < ops_.size(); ++i)
+    if (ops_[i - 1].is_gated && ops_[i - 1].to_int8) ops_[i].quantised = 1 - ops_[i - 1].quantised;
 }
 
 // Buffers pass to the next register once their register has been read for the last time.
@@ -298,11 +327,13 @@ void Program::place_registers() {
   }
   for (size_t bytes : sizes) buffers_.emplace_back(bytes);
   if (rounding_.bf16) rounded_ = Pages(rows * widest_input_ * sizeof(uint16_t));
-  if (rounding_.int8) quantised_ = Pages(rows * (widest_input_ / 32) * sizeof(QuantBlock));
+  if (rounding_.int8)
+    for (Pages& pages : quantised_) pages = Pages(rows * (widest_input_ / 32) * sizeof(QuantBlock));
 }
 
 size_t Program::activation_bytes() const {
-  size_t bytes = rounded_.bytes() + quantised_.bytes();
+  size_t bytes = rounded_.bytes();
+  for (const Pages& pages : quantised_) bytes += pages.bytes();
   for (const Pages& pages : buffers_) bytes += pages.bytes();
   for (const RopeTable& rope : ropes_) bytes += rope.angles.bytes();
   return bytes;

@@ -92,12 +92,6 @@ void Program::fill_angles(RopeTable& rope) {
   });
 }
 
-void Program::round_int8(const View& x, int width, int row) {
-  const size_t num_blocks = static_cast<size_t>(width) / 32;
-  auto* blocks = reinterpret_cast<QuantBlock*>(quantised_.data());
-  kernels_.to_int8(x.row(row), width, blocks + static_cast<size_t>(row) * num_blocks);
-}
-
 // `work` computes a row of the operation's result.
 template <class Work>
 void Program::for_rows_of(const Op& op, int64_t cost_per_row, Work work) {
@@ -105,7 +99,7 @@ void Program::for_rows_of(const Op& op, int64_t cost_per_row, Work work) {
   const int width = at(op.out).width;
   for_rows(rows_of(op.out), cost_per_row, [&](int r) {
     work(r);
-    if (op.to_int8) round_int8(out, width, r);
+    if (op.to_int8) kernels_.to_int8(out.row(r), width, int8_row(0, width, r));
   });
 }
 

@@ -56,6 +56,8 @@ HR_INLINE I load_pairs(const std::byte* p) {
 }
 HR_INLINE I zero_int() { return _mm512_setzero_si512(); }
 HR_INLINE I add_i32(I a, int b) { return _mm512_add_epi32(a, _mm512_set1_epi32(b)); }
+HR_INLINE I add_u32(I a, I b) { return _mm512_add_epi32(a, b); }
+HR_INLINE I max_u32(I a, I b) { return _mm512_max_epu32(a, b); }
 HR_INLINE F to_float(I a) { return _mm512_cvtepi32_ps(a); }
 HR_INLINE F as_float(I a) { return _mm512_castsi512_ps(a); }
 HR_INLINE I as_int(F a) { return _mm512_castps_si512(a); }
@@ -116,6 +118,19 @@ HR_INLINE float max_lanes(F x) {
   const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
   const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
   return _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps(two, two, 1)));
+}
+HR_INLINE __m256i upper_half(I x) { return _mm256_castps_si256(upper_half(as_float(x))); }
+HR_INLINE uint32_t sum_lanes(I x) {
+  const __m256i eight = _mm256_add_epi32(_mm512_castsi512_si256(x), upper_half(x));
+  const __m128i four = _mm_add_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+  const __m128i two = _mm_add_epi32(four, _mm_unpackhi_epi64(four, four));
+  return static_cast<uint32_t>(_mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 1))));
+}
+HR_INLINE uint32_t max_lanes(I x) {
+  const __m256i eight = _mm256_max_epu32(_mm512_castsi512_si256(x), upper_half(x));
+  const __m128i four = _mm_max_epu32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+  const __m128i two = _mm_max_epu32(four, _mm_unpackhi_epi64(four, four));
+  return static_cast<uint32_t>(_mm_cvtsi128_si32(_mm_max_epu32(two, _mm_shuffle_epi32(two, 1))));
 }
 
 }  // namespace

@@ -104,6 +104,12 @@ HR_INLINE I add_i32(I x, int b) {
   const uint32x4_t v = vdupq_n_u32(static_cast<uint32_t>(b));
   return each(x, [v](uint32x4_t a) { return vaddq_u32(a, v); });
 }
+HR_INLINE I add_u32(I x, I y) {
+  return {vaddq_u32(x.a, y.a), vaddq_u32(x.b, y.b), vaddq_u32(x.c, y.c), vaddq_u32(x.d, y.d)};
+}
+HR_INLINE I max_u32(I x, I y) {
+  return {vmaxq_u32(x.a, y.a), vmaxq_u32(x.b, y.b), vmaxq_u32(x.c, y.c), vmaxq_u32(x.d, y.d)};
+}
 HR_INLINE F to_float(I x) {
   return {vcvtq_f32_s32(vreinterpretq_s32_u32(x.a)), vcvtq_f32_s32(vreinterpretq_s32_u32(x.b)),
           vcvtq_f32_s32(vreinterpretq_s32_u32(x.c)), vcvtq_f32_s32(vreinterpretq_s32_u32(x.d))};
@@ -200,6 +206,8 @@ HR_INLINE float max_lanes(F x) {
   const float second = vgetq_lane_f32(two, 1);
   return first > second ? first : second;
 }
+HR_INLINE uint32_t sum_lanes(I x) { return vaddvq_u32(vaddq_u32(vaddq_u32(x.a, x.b), vaddq_u32(x.c, x.d))); }
+HR_INLINE uint32_t max_lanes(I x) { return vmaxvq_u32(vmaxq_u32(vmaxq_u32(x.a, x.b), vmaxq_u32(x.c, x.d))); }
 
 }  // namespace
 }  // namespace headrace::HEADRACE_ISA

@@ -99,6 +99,8 @@ HR_INLINE I load_pairs(const std::byte* p) {  // lane i is two signed bytes, wid
 }
 HR_INLINE I zero_int() { return I{}; }
 HR_INLINE I add_i32(I a, int b) { return a + static_cast<uint32_t>(b); }
+HR_INLINE I add_u32(I a, I b) { return a + b; }
+HR_INLINE I max_u32(I a, I b) { return a > b ? a : b; }
 HR_INLINE F to_float(I a) {  // lanes are signed
   F x = zero();
   for (int i = 0; i < 16; ++i) x[i] = static_cast<float>(static_cast<int32_t>(a[i]));
@@ -221,6 +223,16 @@ HR_INLINE float max_lanes(F x) {
   for (int step = 8; step > 0; step /= 2)
     for (int i = 0; i < step; ++i) x[i] = x[i] > x[i + step] ? x[i] : x[i + step];
   return x[0];
+}
+HR_INLINE uint32_t sum_lanes(I x) {
+  uint32_t sum = 0;
+  for (int i = 0; i < kLanes; ++i) sum += x[i];
+  return sum;
+}
+HR_INLINE uint32_t max_lanes(I x) {
+  uint32_t top = 0;
+  for (int i = 0; i < kLanes; ++i) top = x[i] > top ? x[i] : top;
+  return top;
 }
 
 }  // namespace
