@@ -7,7 +7,7 @@ import openai
 import pytest
 
 from headrace.core.base.plan import SampleSpec
-from headrace.live.generate import GenerateRequest
+from headrace.live.generate import GenerateRequest, Offer
 from support.client_calls import chat, complete
 from support.fake_engine import (
     IM_END,
@@ -95,9 +95,9 @@ def test_priority_salt_and_slo_reach_the_engine(
     seen: list[Any] = []
     stream = server.booted.text_engine.stream
 
-    def spy(request: GenerateRequest) -> Any:
+    def spy(request: GenerateRequest, offer: Offer | None = None) -> Any:
         seen.append(request)
-        return stream(request)
+        return stream(request, offer)
 
     monkeypatch.setattr(server.booted.text_engine, "stream", spy)
     complete(

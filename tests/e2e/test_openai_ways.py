@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from headrace.core.base.types import Ns
-from headrace.live.generate import GenerateRequest
+from headrace.live.generate import GenerateRequest, Offer
 from support.client_calls import HELLO, PROMPT
 from support.fake_engine import MODEL_NAME
 from support.http_server import RunningServer
@@ -99,11 +99,11 @@ def seen(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> list[Generat
     seen: list[GenerateRequest] = []
     stream = server.booted.text_engine.stream
 
-    def spy(request: GenerateRequest) -> Any:
+    def spy(request: GenerateRequest, offer: Offer | None = None) -> Any:
         tokens = tuple(request.prompt_tokens)
         one = replace(request, request_id="", arrived_ns=Ns(0), deadline_ns=None)
         seen.append(replace(one, prompt_tokens=tokens))
-        return stream(request)
+        return stream(request, offer)
 
     monkeypatch.setattr(server.booted.text_engine, "stream", spy)
     return seen

@@ -9,6 +9,8 @@ finish.
 from collections import deque
 from dataclasses import dataclass
 
+import msgspec
+
 from headrace.core.base.events import Emit, Finish
 from headrace.core.base.plan import TokenLogprob
 from headrace.core.base.request import FinishReason
@@ -29,8 +31,7 @@ class ChoiceFinish:
     error: str = ""  # only with FinishReason.ERROR
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChoiceDelta:
+class ChoiceDelta(msgspec.Struct, frozen=True, kw_only=True):
     """What is new of one choice. The deltas of a choice concatenate to the whole."""
 
     index: int
@@ -83,6 +84,9 @@ class Choice:
         """The delta that new tokens make, if they make one; it has a finish where a stop string is
         complete.
         """
+        is_usual = len(words.tokens) == 1 and not (self._held or words.prompt_logprobs)
+        if is_usual and self._stops.passes_all:
+            return self._emit_one(words)
         text = ""
         for i, token in enumerate(words.tokens):
             text += self._push(token, words.logprobs[i] if words.logprobs else None)
@@ -100,6 +104,23 @@ class Choice:
             token_ids=tokens,
             logprobs=logprobs,
             prompt_logprobs=words.prompt_logprobs,
+        )
+
+    def _emit_one(self, words: Emit) -> ChoiceDelta | None:
+        """As `emit`, for what nearly all words are: a token with text of its own, which nothing
+        holds back.
+        """
+        (token,) = words.tokens
+        text = "" if token in self._hidden else self._detokenizer.push(words.tokens)
+        self._num_output_tokens += 1
+        if not text:
+            logprob = words.logprobs[0] if words.logprobs else None
+            self._held.append(_Held(token, logprob, None))
+            return None
+        self._num_known_chars += len(text)
+        self._num_sent_chars += len(text)
+        return ChoiceDelta(
+            index=self._index, text=text, token_ids=words.tokens, logprobs=words.logprobs
         )
 
     def finish(self, words: Finish) -> ChoiceDelta:

@@ -7,10 +7,15 @@ the device are carried out before the next event is looked at.
 The executor's thread takes the turn when a step ends, so that the next step starts without waking
 anybody. What a turn has to say to clients, observers and the event log is told by the engine's own
 thread, in the order of the turns, while the device works.
+
+Where clients are all in one event loop, that may take the engine thread's place at the end of a
+step (`speak_in`): one thread wakes for a token instead of two. The engine's thread then looks after
+what is not as urgent, now and then, or when there was more to say than tokens.
 """
 
 import logging
 import queue
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -47,7 +52,7 @@ from headrace.live.device import Device
 from headrace.live.event_log import LogHeader, Recorder
 from headrace.live.intake import Intake
 from headrace.live.listeners import Sink
-from headrace.live.messages import Asked, Call, Check, Close, Drain, Submit, Turn
+from headrace.live.messages import Asked, Call, CallThere, Check, Close, Drain, Submit, Turn
 from headrace.live.port import PoolStatus, WorkerState
 
 _log = logging.getLogger(__name__)
@@ -56,6 +61,9 @@ _log = logging.getLogger(__name__)
 IDLE_CHECK_AFTER_S = 0.25
 # Turns that may wait to be told before the device has to.
 MAX_UNTOLD = 3
+# Observers and the event log hear so late of tokens that others have told, at most.
+SHOW_AFTER_S = 0.05
+MAX_UNSHOWN = 256  # turns that may wait for that
 _NOTHING = Arrive(())  # stands for the event where a check finds that a law is broken
 
 
@@ -89,6 +97,10 @@ class LiveEngine(Intake[_Own]):
         header = LogHeader(config=config, spec=executor.spec, cost=cost)
         self._recorder = Recorder(event_log, header)
         self._untold: deque[Turn | Callable[[], None]] = deque()
+        self._unshown: deque[Turn | Callable[[], None]] = deque()  # their words have been said
+        self._speaking = threading.Lock()  # held by whoever says words
+        self._was_busy = False  # since it was found idle
+        self._call_speaker: CallThere | None = None
         # The rest belongs to the engine thread.
         self._is_check_due = False
         self._start(self._run, "headrace-engine")
@@ -109,6 +121,10 @@ class LiveEngine(Intake[_Own]):
         """As of the last event."""
         with self._turn:
             return self._core.stats()
+
+    def speak_in(self, call: CallThere) -> None:
+        """As Engine.speak_in."""
+        self._call_speaker = call
 
     def workers(self) -> Sequence[WorkerState]:
         return ()
@@ -131,7 +147,8 @@ class LiveEngine(Intake[_Own]):
             self._thread.join()
             with self._turn:
                 self._check(done)
-            self._tell_all()
+            self._say_all()
+            self._show_all()
         done.result()
 
     def close(self) -> None:
@@ -151,7 +168,21 @@ class LiveEngine(Intake[_Own]):
         self._inbox.append(event)
         if self._device.num_steps == 1 and len(self._untold) < MAX_UNTOLD:
             self._take_turn()
+        if self._call_speaker is not None and len(self._unshown) < MAX_UNSHOWN:
+            try:
+                self._call_speaker(self._speak)
+                return
+            except RuntimeError:
+                self._call_speaker = None
         self._wakes.put(None)
+
+    # ---- a speaker's thread
+
+    def _speak(self) -> None:
+        """In the place of the engine's thread, after a step."""
+        self._take_turn()
+        if not self._say_all() or self._is_ending:
+            self._wakes.put(None)
 
     # ---- whoever has the turn
 
@@ -216,6 +247,7 @@ class LiveEngine(Intake[_Own]):
             for effect in effects:
                 if isinstance(effect, CallAt):
                     self._timers.add(effect)
+                    self._wakes.put(None)  # the engine's thread may sleep for longer
         except Exception as error:
             self._fail(now, event, effects, error)
         else:
@@ -232,12 +264,31 @@ class LiveEngine(Intake[_Own]):
         self._failure = f"{type(error).__name__}: {error}"
         self._untold.append(Turn(now, event, effects, event is not _NOTHING, error))
 
+    def _say_all(self) -> bool:
+        """What turns have to say to clients, in their order. Whether it was nothing but tokens."""
+        is_plain = True
+        with self._speaking:
+            while self._untold:
+                item = self._untold.popleft()
+                if isinstance(item, Turn):
+                    is_plain &= self._say(item)
+                else:
+                    is_plain = False
+                self._unshown.append(item)
+        return is_plain
+
+    def _say(self, turn: Turn) -> bool:
+        is_end = isinstance(turn.event, StepDone | StepFailed)
+        self._was_busy = self._was_busy or is_end or self._is_busy
+        return turn.error is None and self._listeners.say(turn.effects)
+
     # ---- engine thread
 
     def _run(self) -> None:
         while True:
             self._take_turn()
-            self._tell_all()
+            self._say_all()
+            self._show_all()
             num_running = 0 if self._failure else self._device.num_steps
             if self._is_ending and not (num_running or self._device.num_copies):
                 return
@@ -248,18 +299,16 @@ class LiveEngine(Intake[_Own]):
             except queue.Empty:
                 self._check_idle()
 
-    def _tell_all(self) -> None:
+    def _show_all(self) -> None:
         """Turns in their order; then those who wait for the last sequence's end."""
-        was_busy = False
-        while self._untold:
-            item = self._untold.popleft()
+        while self._unshown:
+            item = self._unshown.popleft()
             if isinstance(item, Turn):
-                is_end = isinstance(item.event, StepDone | StepFailed)
-                was_busy = was_busy or is_end or self._is_busy
-                self._tell(item)
+                self._show(item)
             else:
                 item()
-        if was_busy and not self._is_busy:
+        if self._was_busy and not self._is_busy:
+            self._was_busy = False
             self._recorder.flush()
             self._is_check_due = True
         if self._drains and not self._listeners.num_living:
@@ -267,19 +316,22 @@ class LiveEngine(Intake[_Own]):
                 waiting.set_result(None)
             self._drains.clear()
 
-    def _tell(self, turn: Turn) -> None:
+    def _show(self, turn: Turn) -> None:
         if turn.is_recorded:
             self._recorder.record(turn.now, turn.event, turn.effects)
         if turn.error is None:
-            self._listeners.tell(turn.now, turn.event, turn.effects)
+            self._listeners.show(turn.now, turn.event, turn.effects)
             return
         _log.critical("engine has failed", exc_info=turn.error)
         self._recorder.flush()
-        self._listeners.end_all(turn.now, turn.event, f"the engine has failed: {self._failure}")
+        with self._speaking:
+            self._listeners.end_all(turn.now, turn.event, f"the engine has failed: {self._failure}")
 
     def _timeout_s(self) -> float | None:
         """Seconds until there is something to do without a message; None = never."""
         timeout_s = IDLE_CHECK_AFTER_S if self._is_check_due and not self._is_busy else None
+        if self._call_speaker is not None and self._is_busy:
+            timeout_s = SHOW_AFTER_S
         with self._turn:
             due_ns = self._timers.next_ns
             if due_ns is not None:

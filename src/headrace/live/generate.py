@@ -10,17 +10,17 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Generator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary, ref
 
 import msgspec
 
 from headrace.core.base.errors import HeadraceError, OverloadError, RequestError
-from headrace.core.base.events import Admitted, Emit, EngineEffect, EngineEvent, Finish, Reject
+from headrace.core.base.events import Admitted, Emit, EngineEffect, Finish, Reject
 from headrace.core.base.request import SeqSpec, Slo
 from headrace.core.base.sampling import SamplingParams
 from headrace.core.base.types import Ns, SeqId
@@ -74,26 +74,39 @@ class TextEngine:
         self.vocab_size = vocab_size
         self._lock = threading.Lock()  # over _loops
         self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopOutbox] = WeakKeyDictionary()
-        self._unsent: list[_Flushable] = []  # of the engine thread
-        engine.observe(self._flush)
+        self._unsent: list[_Flushable] = []  # of whoever says the engine's words
+        engine.after_words(self._flush)
 
-    def stream(self, request: GenerateRequest) -> AsyncGenerator[ChoiceDelta, None]:
+    def speak_in(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Streams are read in this loop, as a rule; so the engine may say there what it has to say
+        of steps.
+        """
+        self.engine.speak_in(loop.call_soon_threadsafe)
+
+    def stream(
+        self, request: GenerateRequest, offer: "Offer | None" = None
+    ) -> AsyncGenerator[ChoiceDelta, None]:
         """The request's deltas, in the running event loop; each choice's last one has a `finish`.
+
+        A delta without one that comes while the iterator waits for it is shown to `offer` first,
+        and left out of the iteration where that takes it.
 
         Raises RequestError at once for a request out of bounds, and RequestError or OverloadError
         before the first delta where the engine refuses. Closing the iterator, or cancelling the
         task that reads it, cancels the sequences at once.
         """
-        return self._stream(self._resolve(request))
+        return self._stream(self._resolve(request), offer)
 
-    async def _stream(self, request: GenerateRequest) -> AsyncGenerator[ChoiceDelta, None]:
+    async def _stream(
+        self, request: GenerateRequest, offer: "Offer | None"
+    ) -> AsyncGenerator[ChoiceDelta, None]:
         loop = asyncio.get_running_loop()
-        inbox: AsyncInbox[EngineEffect] = AsyncInbox(loop)
-        session = self._open(request, self._loop_outbox(loop), inbox)
+        reader = _LoopReader(loop, offer)
+        session = reader.session = self._open(request, self._loop_outbox(loop), reader.inbox)
         try:
             while session.is_open:
-                for effect in await inbox.take():
-                    delta = session.take(effect)
+                for item in await reader.inbox.take():
+                    delta = reader.delta_of(item)
                     if delta is not None:
                         yield delta
         finally:
@@ -212,10 +225,10 @@ class TextEngine:
         with self._lock:
             outbox = self._loops.get(loop)
             if outbox is None:
-                outbox = self._loops[loop] = Outbox(partial(self._wake, ref(loop)))
+                outbox = self._loops[loop] = Outbox(partial(self._wake, ref(loop), deque()))
             return outbox
 
-    def _flush(self, now: Ns, event: EngineEvent, effects: Sequence[EngineEffect]) -> None:
+    def _flush(self) -> None:
         for outbox in self._unsent:
             outbox.flush()
         self._unsent.clear()
@@ -223,26 +236,69 @@ class TextEngine:
     def _wake(
         self,
         loop_ref: "ref[asyncio.AbstractEventLoop]",
-        letters: list[tuple[AsyncInbox[EngineEffect], EngineEffect]],
+        mail: "deque[_Letter]",
+        letters: "list[_Letter]",
     ) -> None:
+        """`mail` is what the loop has not got yet: later letters never go before earlier ones."""
+        mail.extend(letters)
         loop = loop_ref()
+        if loop is not None and loop is asyncio._get_running_loop():
+            _scatter(mail)
+            return
         try:
             if loop is not None:
-                loop.call_soon_threadsafe(_scatter, letters)
+                loop.call_soon_threadsafe(_scatter, mail)
                 return
         except RuntimeError:
             pass  # the loop is closed
-        for _, effect in letters:
+        while mail:
+            _, effect = mail.popleft()
             if isinstance(effect, Admitted | Emit):
                 self.engine.cancel(effect.seq_id)
 
 
-_LoopOutbox = Outbox[tuple[AsyncInbox[EngineEffect], EngineEffect]]
+Offer: TypeAlias = Callable[[ChoiceDelta], bool]
+"""Whether it has taken a delta."""
+_Word: TypeAlias = EngineEffect | ChoiceDelta | Exception
+_Letter: TypeAlias = tuple[AsyncInbox[_Word], EngineEffect]
+_LoopOutbox = Outbox[_Letter]
 
 
-def _scatter(letters: list[tuple[AsyncInbox[EngineEffect], EngineEffect]]) -> None:
-    for inbox, effect in letters:
+def _scatter(mail: deque[_Letter]) -> None:
+    while mail:
+        inbox, effect = mail.popleft()
         inbox.put(effect)
+
+
+class _LoopReader:
+    """Where one stream's words come to, in a loop; they become deltas as they come, if somebody
+    takes these at once.
+    """
+
+    session: "_Session"
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, offer: Offer | None) -> None:
+        self._offer = offer
+        self.inbox: AsyncInbox[_Word] = AsyncInbox(loop, *(() if offer is None else (self._look,)))
+
+    def _look(self, word: _Word) -> _Word | None:
+        assert self._offer is not None
+        if not isinstance(word, Emit):
+            return word
+        try:
+            delta = self.session.take(word)
+            if delta is None or (delta.finish is None and self._offer(delta)):
+                return None
+        except Exception as error:  # for whoever reads, and for nobody else in this turn
+            return error
+        return delta
+
+    def delta_of(self, word: _Word) -> ChoiceDelta | None:
+        if isinstance(word, ChoiceDelta):
+            return word
+        if isinstance(word, Exception):
+            raise word
+        return self.session.take(word)
 
 
 class _Session:
@@ -261,17 +317,17 @@ class _Session:
         nothing.
         """
         match effect:
-            case Reject():
-                self.close()
-                raise _refusal(effect)
-            case Admitted(seq_id, num_cached_tokens) if seq_id in self._choices:
-                self._choices[seq_id].admit(num_cached_tokens)
             case Emit(seq_id) if seq_id in self._choices:
                 delta = self._choices[seq_id].emit(effect)
                 if delta is not None and delta.finish is not None:
                     del self._choices[seq_id]
                     self._engine.cancel(seq_id, delta.finish.reason)
                 return delta
+            case Reject():
+                self.close()
+                raise _refusal(effect)
+            case Admitted(seq_id, num_cached_tokens) if seq_id in self._choices:
+                self._choices[seq_id].admit(num_cached_tokens)
             case Finish(seq_id) if seq_id in self._choices:
                 return self._choices.pop(seq_id).finish(effect)
         return None

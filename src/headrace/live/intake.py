@@ -19,7 +19,7 @@ from headrace.core.base.events import Arrive, CallAt, Cancel, EngineEffect, Time
 from headrace.core.base.request import FinishReason, SeqSpec
 from headrace.core.base.types import Ns, SeqId
 from headrace.live.listeners import RETRY_AFTER_S, Listeners, Observer, Sink, refusals
-from headrace.live.messages import Asked, Call, Check, Close, Drain, Submit
+from headrace.live.messages import Asked, Call, CallThere, Check, Close, Drain, Submit
 
 _log = logging.getLogger(__name__)
 
@@ -106,6 +106,14 @@ class Intake(Generic[Own]):
         """
         with self._gate:
             self._listeners.observe(callback)
+
+    def after_words(self, callback: Callable[[], None]) -> None:
+        """As Engine.after_words."""
+        with self._gate:
+            self._listeners.after_words(callback)
+
+    def speak_in(self, call: CallThere) -> None:
+        """As Engine.speak_in. Here nobody's help is needed."""
 
     def call_soon(self, callback: Callable[[Ns], None]) -> None:
         """As Engine.call_soon. An engine that is closed drops it."""

@@ -69,6 +69,7 @@ class Listeners:
         self._cancel = cancel
         self._living: dict[SeqId, _Heard] = {}
         self._observers: tuple[Observer, ...] = ()
+        self._after_words: tuple[Callable[[], None], ...] = ()
 
     @property
     def num_living(self) -> int:
@@ -87,14 +88,36 @@ class Listeners:
                 sink, len(spec.prompt_tokens), len(spec.output_tokens)
             )
 
+    def after_words(self, callback: Callable[[], None]) -> None:
+        """Call it when all sinks have heard what they have to hear of an event."""
+        self._after_words += (callback,)
+
     def tell(self, now: Ns, event: EngineEvent, effects: Sequence[EngineEffect]) -> None:
         """Sinks first, then observers. InvariantError for a word to a sequence that has ended."""
+        self.say(effects)
+        self.show(now, event, effects)
+
+    def say(self, effects: Sequence[EngineEffect]) -> bool:
+        """To sinks. Whether it was nothing but tokens."""
+        is_plain = True
         for effect in effects:
             match effect:
-                case Admitted() | Computed() | Emit() | Preempted() | Finish() | Reject():
+                case Emit(seq_id):
+                    self._say(seq_id, effect)
+                case Admitted() | Computed() | Preempted() | Finish() | Reject():
+                    is_plain = False
                     self._say(effect.seq_id, effect)
                 case _:
                     pass
+        for callback in self._after_words:
+            try:
+                callback()
+            except Exception:
+                _log.exception("words were not passed on")
+        return is_plain
+
+    def show(self, now: Ns, event: EngineEvent, effects: Sequence[EngineEffect]) -> None:
+        """To observers."""
         for observer in self._observers:
             try:
                 observer(now, event, effects)

@@ -48,4 +48,6 @@ class Turn:
     error: Exception | None = None  # of the core, which cannot be trusted any more
 
 
+CallThere: TypeAlias = Callable[[Callable[[], None]], object]
+"""Has a function called on another thread, from any. RuntimeError where nobody would."""
 Asked: TypeAlias = Submit | Check | Drain | Call | Close | Cancel

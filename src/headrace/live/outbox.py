@@ -30,17 +30,29 @@ class Outbox(Generic[Item]):
 
 
 class AsyncInbox(Generic[Item]):
-    """A queue within one event loop: one reader, who takes all there is. Not thread-safe."""
+    """A queue within one event loop: one reader, who takes all there is. Not thread-safe.
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    What comes while the reader waits goes to `look` first, which returns what is left of it for the
+    reader; None wakes nobody.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        look: Callable[[Item], Item | None] = lambda item: item,
+    ) -> None:
         self._loop = loop
+        self._look = look
         self._items: deque[Item] = deque()
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, item: Item) -> None:
-        self._items.append(item)
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        waiter = self._waiter
+        if waiter is None or waiter.done():
+            self._items.append(item)
+        elif (left := self._look(item)) is not None:
+            self._items.append(left)
+            waiter.set_result(None)
 
     async def take(self) -> list[Item]:
         """All items, at least one."""

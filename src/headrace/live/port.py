@@ -12,6 +12,7 @@ from headrace.core.engine.stats import EngineStats
 from headrace.core.router.decision import Decision
 from headrace.core.telemetry import RequestRecord
 from headrace.live.listeners import Observer, Sink
+from headrace.live.messages import CallThere
 
 
 class Records(Protocol):
@@ -106,6 +107,14 @@ class Engine(Protocol):
         """Call `callback(now, event, effects)` on the engine's thread after each event, when all
         sinks have heard.
         """
+        ...
+
+    def after_words(self, callback: Callable[[], None]) -> None:
+        """Call it after each event, when all sinks have heard, where they have heard."""
+        ...
+
+    def speak_in(self, call: CallThere) -> None:
+        """What steps have to say may be said where `call` calls: whoever hears of it is there."""
         ...
 
     def call_soon(self, callback: Callable[[Ns], None]) -> None:

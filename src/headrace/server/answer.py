@@ -38,6 +38,11 @@ class Answer:
     def token_ids(self, token_ids: Sequence[int]) -> list[int] | UnsetType:
         return optional(self.show_token_ids, token_ids)
 
+    @property
+    def is_text_only(self) -> bool:
+        """Whether chunks in the middle of it differ in their text alone."""
+        return not (self.show_logprobs or self.show_token_ids or self.continuous_usage)
+
     def chunk_usage(self) -> Usage | UnsetType | None:
         """The usage field of a chunk: absent unless asked for, null until the end unless asked for
         all along.

@@ -30,23 +30,22 @@ class ChatStream:
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
         self._begun: set[int] = set()
+        self._texts: dict[int, sse.TextEvent] = {}
 
     def add(self, prompt_index: int, delta: ChoiceDelta) -> bytes:
+        if delta.finish is None and delta.index in self._texts and delta.token_ids:
+            return self._texts[delta.index].of(delta.text)
         events = b""
         if delta.index not in self._begun:
             self._begun.add(delta.index)
             role = ChatDelta(role="assistant", content="")
             prompt_ids = self._answer.prompt_ids(0) if len(self._begun) == 1 else UNSET
             events += self._chunk(ChatChunkChoice(index=delta.index, delta=role), prompt_ids)
+            if self._answer.is_text_only:
+                any_text = ChoiceDelta(index=delta.index, text=sse.TextEvent.TEXT)
+                self._texts[delta.index] = sse.TextEvent(self._text_chunk(any_text))
         if delta.text or delta.token_ids:
-            events += self._chunk(
-                ChatChunkChoice(
-                    index=delta.index,
-                    delta=ChatDelta(content=delta.text),
-                    logprobs=_logprobs(self._answer, delta.logprobs),
-                    token_ids=self._answer.token_ids(delta.token_ids),
-                )
-            )
+            events += sse.event(self._text_chunk(delta))
         if delta.finish is not None:
             events += self._chunk(
                 ChatChunkChoice(
@@ -62,6 +61,15 @@ class ChatStream:
         if not self._answer.include_usage:
             return sse.DONE
         return sse.event(self._envelope([], self._answer.tally.usage(), UNSET)) + sse.DONE
+
+    def _text_chunk(self, delta: ChoiceDelta) -> ChatChunk:
+        choice = ChatChunkChoice(
+            index=delta.index,
+            delta=ChatDelta(content=delta.text),
+            logprobs=_logprobs(self._answer, delta.logprobs),
+            token_ids=self._answer.token_ids(delta.token_ids),
+        )
+        return self._envelope([choice], self._answer.chunk_usage(), UNSET)
 
     def _chunk(self, choice: ChatChunkChoice, prompt_ids: list[int] | UnsetType = UNSET) -> bytes:
         return sse.event(self._envelope([choice], self._answer.chunk_usage(), prompt_ids))

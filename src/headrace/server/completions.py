@@ -71,15 +71,21 @@ class CompletionStream:
         self._answer = answer
         self._choices = _Choices(answer)
         self._begun: set[int] = set()
+        self._texts: dict[int, sse.TextEvent] = {}
 
     def add(self, prompt_index: int, delta: ChoiceDelta) -> bytes:
         index, choice = self._choices.of(prompt_index, delta)
+        if delta.finish is None and index in self._texts and delta.token_ids:
+            return self._texts[index].of(delta.text)
         events = b""
         # A delta without tokens and end only brings log probabilities of the prompt; they go out
         # together.
         if index not in self._begun and (delta.token_ids or delta.text or delta.finish):
             self._begun.add(index)
             events += self._begin(index, choice)
+            if self._answer.is_text_only:
+                any_text = CompletionChoice(index=index, text=sse.TextEvent.TEXT)
+                self._texts[index] = sse.TextEvent(self._envelope(any_text))
         if delta.text or delta.token_ids:
             events += self._chunk(
                 CompletionChoice(
@@ -115,7 +121,10 @@ class CompletionStream:
         )
 
     def _chunk(self, choice: CompletionChoice) -> bytes:
-        return sse.event(_envelope(self._answer, [choice], self._answer.chunk_usage()))
+        return sse.event(self._envelope(choice))
+
+    def _envelope(self, choice: CompletionChoice) -> Completion:
+        return _envelope(self._answer, [choice], self._answer.chunk_usage())
 
 
 class CompletionWhole:

@@ -127,6 +127,17 @@ class Delivery:
                 if self._has_room and not self._is_done:
                     self._has_room = pipe.write(comment)
 
+    @property
+    def is_open(self) -> bool:
+        """See `generation.Outlet`."""
+        return self._pipe is not None and self._has_room and not (self._pending or self._is_done)
+
+    def send(self, chunk: bytes) -> None:
+        """See `generation.Outlet`."""
+        assert self._pipe is not None
+        self._has_room = self._pipe.write(chunk)
+        self._behind_ns = None
+
     def _on_room(self) -> None:
         self._has_room = True
         if self._pending:

@@ -74,7 +74,8 @@ class ChatEndpoint:
             self._service, exchange, request, answer, sampling, slo, is_explicit=asked is not None
         )
         writer = ChatStream(answer) if request.stream else ChatWhole(answer)
-        async with aclosing(write(served.text_engine, requests, answer.tally, writer)) as chunks:
+        chunks = write(served.text_engine, requests, answer.tally, writer, outlet=exchange.outlet)
+        async with aclosing(chunks):
             try:
                 async for chunk in chunks:
                     yield chunk
@@ -130,7 +131,12 @@ class CompletionEndpoint:
         )
         writer = CompletionStream(answer) if request.stream else CompletionWhole(answer)
         chunks = write(
-            served.text_engine, requests, answer.tally, writer, discard_output=asked == 0
+            served.text_engine,
+            requests,
+            answer.tally,
+            writer,
+            outlet=exchange.outlet,
+            discard_output=asked == 0,
         )
         async with aclosing(chunks):
             async for chunk in chunks:
@@ -205,6 +211,8 @@ async def deliver(
         error_bytes=sse.error_event,
         cut=exchange.abort,
     )
+    if is_stream:
+        exchange.outlet = delivery  # before the source begins, which runs in a task
     service.begin(delivery)
     try:
         if is_stream:

@@ -13,7 +13,7 @@ import msgspec
 from starlette.types import Message, Receive, Scope, Send
 
 from headrace.core.router.decision import Decision
-from headrace.server.generation import Tally
+from headrace.server.generation import Outlet, Tally
 
 KEY = "headrace.exchange"
 # ASGI extensions of our connections:
@@ -59,6 +59,7 @@ class Exchange:
     is_stream: bool = False
     ignored_fields: list[str] = field(default_factory=list)
     tally: Tally | None = None
+    outlet: Outlet | None = None  # of its answer, where that is a stream
     engine_ids: list[str] = field(default_factory=list)  # the engine's requests, one a prompt
     find_decision: Callable[[str], Decision | None] | None = None  # why one of these is where it is
     error: str = ""

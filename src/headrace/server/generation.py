@@ -10,9 +10,11 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Protocol, cast
 
+import msgspec
+
 from headrace.core.base.request import FinishReason
 from headrace.live.choice import ChoiceDelta
-from headrace.live.generate import GenerateRequest, TextEngine
+from headrace.live.generate import GenerateRequest, Offer, TextEngine
 from headrace.server.errors import failure_of_finish
 from headrace.server.wire import PromptTokensDetails, Usage
 
@@ -26,6 +28,19 @@ class Writer(Protocol):
 
     def end(self) -> bytes:
         """The last bytes, when every choice has finished."""
+        ...
+
+
+class Outlet(Protocol):
+    """Where an answer's bytes go, past whoever else waits for them."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether bytes would go out at once, behind all that were made before."""
+        ...
+
+    def send(self, chunk: bytes) -> None:
+        """Only while it is open."""
         ...
 
 
@@ -57,15 +72,26 @@ async def write(
     tally: Tally,
     writer: Writer,
     *,
+    outlet: Outlet | None = None,
     discard_output: bool = False,
 ) -> AsyncGenerator[bytes, None]:
-    """Bytes of the answer. Closing the generator cancels all that still runs.
+    """Bytes of the answer, except for those that the outlet takes, in the turn of the loop that
+    brings their tokens. Closing the generator cancels all that still runs.
 
     `discard_output`: the client wants no token at all (only its prompt scored), which the engine
     serves as one. Raises what the engine refuses with, and an error where a sequence did not end by
     itself.
     """
-    async with aclosing(_deltas(engine, requests)) as deltas:
+
+    def offer(delta: ChoiceDelta) -> bool:
+        if outlet is None or discard_output or not outlet.is_open:
+            return False
+        tally.add(delta)
+        if chunk := writer.add(0, delta):
+            outlet.send(chunk)
+        return True
+
+    async with aclosing(_deltas(engine, requests, offer)) as deltas:
         async for prompt_index, delta in deltas:
             if delta.finish is not None:
                 error = failure_of_finish(delta.finish.reason, delta.finish.error)
@@ -83,13 +109,14 @@ def _without_output(delta: ChoiceDelta) -> ChoiceDelta:
     finish = delta.finish
     if finish is not None:
         finish = replace(finish, reason=FinishReason.LENGTH, num_output_tokens=0, stop_reason=None)
-    return replace(delta, text="", token_ids=(), logprobs=(), finish=finish)
+    return msgspec.structs.replace(delta, text="", token_ids=(), logprobs=(), finish=finish)
 
 
-async def _deltas(engine: TextEngine, requests: Sequence[GenerateRequest]) -> Deltas:
+async def _deltas(engine: TextEngine, requests: Sequence[GenerateRequest], offer: Offer) -> Deltas:
     # `stream` refuses what is out of bounds when it is called, so nothing has started by then.
-    streams = [engine.stream(request) for request in requests]
-    if len(streams) == 1:
+    is_one = len(requests) == 1
+    streams = [engine.stream(request, offer if is_one else None) for request in requests]
+    if is_one:
         async with aclosing(_closable(streams[0])) as stream:
             async for delta in stream:
                 yield 0, delta

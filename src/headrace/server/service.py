@@ -92,6 +92,7 @@ class Service:
         # Workers, in words, while the model loads; empty = for none. Any thread may say so.
         self.waits_for = ""
         self._is_draining = False
+        self._is_spoken_to = False  # whether the engine speaks in the loop that serves
         self._deliveries: set[Delivery] = set()
         self._is_idle = asyncio.Event()
         self._is_idle.set()
@@ -157,6 +158,9 @@ class Service:
     # ---- answers under way
 
     def begin(self, delivery: Delivery) -> None:
+        if self._served is not None and not self._is_spoken_to:
+            self._is_spoken_to = True
+            self._served.text_engine.speak_in(asyncio.get_running_loop())
         self._deliveries.add(delivery)
         self._is_idle.clear()
 

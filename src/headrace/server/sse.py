@@ -5,6 +5,8 @@ An error after the start is an event whose object has an `error`, and nothing fo
 without `[DONE]` is not a whole answer.
 """
 
+from typing import Final
+
 import msgspec
 from sse_starlette.event import ServerSentEvent
 from sse_starlette.sse import AppStatus, EventSourceResponse
@@ -26,6 +28,21 @@ AppStatus.enable_automatic_graceful_drain = False
 
 def event(chunk: msgspec.Struct) -> bytes:
     return b"data: " + _encoder.encode(chunk) + b"\n\n"
+
+
+class TextEvent:
+    """An event of a stream that comes for each token with another text: what is the same in all of
+    them is encoded once.
+    """
+
+    TEXT: Final = "\0"
+
+    def __init__(self, chunk: msgspec.Struct) -> None:
+        """`chunk` has TEXT where the texts will be."""
+        self._head, self._tail = event(chunk).split(_encoder.encode(self.TEXT))
+
+    def of(self, text: str) -> bytes:
+        return self._head + _encoder.encode(text) + self._tail
 
 
 def error_event(error: BaseException) -> bytes:

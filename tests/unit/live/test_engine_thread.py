@@ -1,15 +1,16 @@
 """What else runs on the engine's thread, and the clock that its events are stamped with."""
 
 import logging
+import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from headrace.core.base.types import Ns, SeqId
 from headrace.live import intake as intake_module
 from headrace.live.engine import LiveEngine
-from support.live import Ear, ManualExecutor, live_engine, seq_spec, worker_spec
+from support.live import WAIT_S, Ear, ManualExecutor, live_engine, seq_spec, worker_spec
 
 
 @pytest.fixture
@@ -81,3 +82,70 @@ def test_no_two_events_have_one_time(
     ear.hear_ends(1)
     engine.check()
     assert times == [1000, 1001, 1002, 1003]
+
+
+def test_a_speaker_is_called_after_a_step_and_says_its_words(
+    engine: LiveEngine, executor: ManualExecutor
+) -> None:
+    calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+    seen: list[str] = []
+    ear = Ear()
+    engine.observe(lambda now, event, effects: seen.append(type(event).__name__))
+    engine.submit([seq_spec(0, max_tokens=3)], ear)
+    engine.speak_in(calls.put)
+    for _ in range(3):
+        executor.next()
+        calls.get(timeout=WAIT_S)()
+    ear.hear_ends(1)
+    assert len(ear.tokens[SeqId(0)]) == 3
+    engine.check()
+    assert seen == ["Arrive", "StepDone", "StepDone", "StepDone"]
+
+
+def test_a_speaker_that_never_comes_is_done_without(
+    engine: LiveEngine, executor: ManualExecutor
+) -> None:
+    ear = Ear()
+    engine.submit([seq_spec(0, max_tokens=3)], ear)
+    engine.speak_in(lambda speak: None)
+    for _ in range(3):
+        executor.next()
+    ear.hear_ends(1)
+    engine.check()
+
+
+def test_a_speaker_that_is_gone_is_not_called_again(
+    engine: LiveEngine, executor: ManualExecutor
+) -> None:
+    num_calls = 0
+
+    def gone(speak: Callable[[], None]) -> None:
+        nonlocal num_calls
+        num_calls += 1
+        raise RuntimeError("closed")
+
+    ear = Ear()
+    engine.submit([seq_spec(0, max_tokens=3)], ear)
+    engine.speak_in(gone)
+    for _ in range(3):
+        executor.next()
+    ear.hear_ends(1)
+    engine.check()
+    assert num_calls == 1
+
+
+def test_words_that_fail_to_be_passed_on_hurt_nobody(
+    engine: LiveEngine, executor: ManualExecutor, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken() -> None:
+        raise ValueError("broken")
+
+    ear = Ear()
+    engine.after_words(broken)
+    with caplog.at_level(logging.ERROR):
+        engine.submit([seq_spec(0, max_tokens=1)], ear)
+        executor.next()
+        ear.hear_ends(1)
+        engine.check()
+    assert "broken" in caplog.text
+    assert engine.failure is None

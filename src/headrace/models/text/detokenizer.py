@@ -18,11 +18,16 @@ class Detokenizer:
         self._tokenizer = tokenizer
         self._skip_special = skip_special
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._is_whole = True  # no character has begun
         self._leading = tokenizer.leading_space
 
     def push(self, ids: Sequence[int]) -> str:
         """The characters that `ids` complete."""
-        return self._take(self._tokenizer.bytes_of(ids, skip_special=self._skip_special), False)
+        data = self._tokenizer.bytes_of(ids, skip_special=self._skip_special)
+        # Most tokens are such, and the library's decoder is Python.
+        if self._is_whole and not self._leading and data.isascii():
+            return data.decode("ascii")
+        return self._take(data, False)
 
     def flush(self) -> str:
         """What is left of an incomplete character, as U+FFFD; the sequence is over."""
@@ -30,6 +35,7 @@ class Detokenizer:
 
     def _take(self, data: bytes, final: bool) -> str:
         text = self._utf8.decode(data, final)
+        self._is_whole = not self._utf8.getstate()[0]
         if text and self._leading:
             text, self._leading = text.removeprefix(self._leading), ""
         return text

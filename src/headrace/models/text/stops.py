@@ -25,10 +25,17 @@ class StopMatcher:
         self._include = include
         self.matched: str | None = None
 
+    @property
+    def passes_all(self) -> bool:
+        """Whether there is nothing to look for."""
+        return not self._stops
+
     def push(self, text: str) -> str:
         """The text that is safe to send; after a match, everything before it, and from then on
         nothing.
         """
+        if not self._stops:
+            return text
         if self.matched is not None:
             return ""
         held, self._held = self._held, ""

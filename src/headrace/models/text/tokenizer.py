@@ -88,7 +88,7 @@ class Tokenizer:
     def bytes_of(self, ids: Iterable[int], *, skip_special: bool) -> bytes:
         """The concatenated bytes of `ids`."""
         skipped = self._special if skip_special else frozenset()
-        return b"".join(self.token_bytes(id_) for id_ in ids if id_ not in skipped)
+        return b"".join([self.token_bytes(id_) for id_ in ids if id_ not in skipped])
 
     @property
     def leading_space(self) -> str:

@@ -14,8 +14,7 @@ rows and threads:
 """
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 from headrace.core.base.errors import ConfigError, DeviceError
@@ -48,13 +47,20 @@ def default_threads() -> int:
     return allowed if quota == "max" else max(1, min(allowed, -(-int(quota) // int(period))))
 
 
-@contextmanager
-def _faults() -> Iterator[None]:
-    """Faults of the extension as errors of the tree."""
-    try:
-        yield
-    except _native.Fault as fault:
-        raise DeviceError(str(fault)) from None
+class _Faults:
+    """Faults of the extension as errors of the tree. No generator: it is entered twice between two
+    steps, where nothing of it is in a cache.
+    """
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, _native.Fault):
+            raise DeviceError(str(error)) from None
+
+
+_faults = _Faults()
 
 
 class NativeBackend:
@@ -101,7 +107,7 @@ class NativeBackend:
 
     def load_weight(self, view: TensorView) -> _native.Weight:
         """Copy the weight into panels of 16 outputs, in its own type."""
-        with _faults():
+        with _faults:
             weight = _native.Weight(
                 self._pool, view.type.value, view.rows, view.cols, view.data, view.order
             )
@@ -120,7 +126,7 @@ class NativeBackend:
     ) -> "NativeProgram":
         if kv.block_size != _BLOCK_TOKENS:
             raise DeviceError("KV blocks have 16 tokens", block_size=kv.block_size)
-        with _faults():
+        with _faults:
             program = _native.Program(
                 self._pool,
                 self.isa,
@@ -192,7 +198,7 @@ class NativeProgram:
         return self._program.activation_bytes
 
     def run(self, batch: StepBatch) -> None:
-        with _faults():
+        with _faults:
             self._program.run(
                 batch.tokens,
                 batch.token_starts,
@@ -202,7 +208,7 @@ class NativeProgram:
             )
 
     def finish_rows(self, requests: Sequence[RowRequest]) -> list[RowResult]:
-        with _faults():
+        with _faults:
             rows = self._program.finish_rows([_row(request) for request in requests])
         return [
             RowResult(scored[0], None if request.num_top is None else TokenLogprob(*scored))
@@ -213,7 +219,7 @@ class NativeProgram:
         return self._program.logits()
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
-        with _faults():
+        with _faults:
             self._program.copy_blocks([(copy.src, copy.dst, copy.num_tokens) for copy in copies])
 
 
