@@ -334,7 +334,8 @@ class Fleet:
 
     def stats(self) -> EngineStats:
         """Of all workers together, as last heard; counts go on through all their lives."""
-        sums = dict.fromkeys(EngineStats.__struct_fields__, 0) | self._past
+        counts = [name for name in EngineStats.__struct_fields__ if name != "full_step_ns"]
+        sums = dict.fromkeys(counts, 0) | self._past
         for slot in self._slots:
             if slot.stats is not None:
                 for name in sums:
