@@ -11,6 +11,7 @@ from headrace.core.base.types import NS_PER_S, Ns, WorkerId
 from headrace.core.base.worker import Role
 from headrace.core.config.cluster import ClusterConfig
 from headrace.core.config.schema import Config
+from headrace.core.engine.stats import EngineStats
 
 NOW = Ns(NS_PER_S)
 READY = cast("Ready", None)
@@ -89,6 +90,20 @@ def test_starts_are_counted_over_all_who_had_a_name() -> None:
     fleet.grow(Role.MIXED)
     bring_up(fleet)
     assert named(fleet, "w1").num_starts == 2
+
+
+@pytest.mark.parametrize("full_step_ns", [None, 250_000_000])
+def test_states_of_workers_add_up_but_not_how_long_their_steps_take(
+    full_step_ns: int | None,
+) -> None:
+    fleet = fleet_of(workers=2)
+    bring_up(fleet)
+    counts = dict.fromkeys(EngineStats.__struct_fields__, 3) | {"full_step_ns": full_step_ns}
+    for slot in fleet:
+        fleet.heard(slot, NOW, EngineStats(**counts))  # type: ignore[arg-type]
+    stats = fleet.stats()
+    assert (stats.num_running, stats.num_steps) == (6, 6)
+    assert stats.full_step_ns is None
 
 
 def test_the_last_loss_is_known_when_another_one_has_the_name() -> None:
