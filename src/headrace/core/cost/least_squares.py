@@ -8,7 +8,7 @@ from itertools import pairwise
 from operator import mul
 
 # How much the prior counts, in samples; and how much neighbours in a chain are held together.
-PRIOR_WEIGHT = 0.1
+PRIOR_WEIGHT = 0.002
 CHAIN_WEIGHT = 0.1
 # The same for features that no sample has: they follow their neighbours before the prior.
 UNSEEN_PRIOR_WEIGHT = 1e-6
@@ -82,11 +82,13 @@ class NormalEquations:
         speed = sum(moment) / total if total > 0.0 else 1.0
         quadratic = [[entry * speed**2 for entry in sums] for sums in gram]
         linear = [entry * speed for entry in moment]
-        # A feature's own share of a typical sample: what is weighed against it must be as small as
-        # it is, or the prior would win wherever it is too low.
+        # The square of a feature's own part of a typical sample: a tie must be as weak as that, or
+        # the prior would win wherever it is too low. The pull is as strong as the part itself: time
+        # that samples leave open between features is divided as the prior would; by the squares, a
+        # tiny one would take as much as a large one.
         share = [quadratic[i][i] / max(self.weight, 1.0) for i in range(size)]
         for i in range(size):
-            pull = PRIOR_WEIGHT * share[i] + UNSEEN_PRIOR_WEIGHT
+            pull = PRIOR_WEIGHT * share[i] ** 0.5 + UNSEEN_PRIOR_WEIGHT
             quadratic[i][i] += pull
             linear[i] += pull
         for i, j in pairwise(chain):

@@ -125,6 +125,17 @@ def test_one_sample_sets_the_speed_of_the_prior() -> None:
     )
 
 
+def test_time_that_samples_leave_open_is_divided_as_the_prior_would() -> None:
+    """Steps of one size and of one row of logits do not tell what the row costs: hardly anything,
+    the prior says, even where it has the rest wrong.
+    """
+    flat = [(StepShape(1, 1, 1, 1, 1), Ns(1010))]
+    flat += [(StepShape(26, 3, 1, 328 + 534 * i, 28 + 26 * i), Ns(1260)) for i in range(15)]
+    model = FittedCostModel.fit(flat)
+    assert model.step_ns(StepShape(26, 4, 3, 158, 64)) == pytest.approx(1260, rel=0.03)
+    assert model.step_ns(StepShape(26, 3, 1, 20_000, 1000)) == pytest.approx(1260, rel=0.03)
+
+
 def test_equal_shapes_fit_their_mean() -> None:
     steps = [(decode(8, 300), Ns(9_000_000 + 10_000 * i)) for i in range(-50, 51)]
     assert FittedCostModel.fit(steps).step_ns(decode(8, 300)) == pytest.approx(9_000_000, rel=0.02)
