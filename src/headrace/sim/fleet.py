@@ -1,11 +1,12 @@
 """The search for a fleet: the cheapest workers that keep the limits of a traffic, by simulation.
 
-Bounds refuse what cannot do (plan/fleet.py) and say where to begin; a walk over one seed finds the
-fewest workers of each shape that hold; the cheapest of them are measured over all seeds, with their
-neighbours and under other policies. Decides the order of trials; refuses to know how a fleet runs.
+Bounds refuse what cannot do (plan/fleet.py) and say where to begin; a walk over all seeds finds the
+cheapest workers of each shape that hold; the best of these are looked at with their neighbours and
+under other policies. Decides the order of trials; refuses to know how a fleet runs.
 """
 
 from collections.abc import Callable, Iterator
+from math import inf
 from typing import Final
 
 import msgspec
@@ -15,15 +16,21 @@ from headrace.core.telemetry import Cause
 from headrace.plan.fleet import Bound, Refusal, Shape, bound
 from headrace.plan.queueing import SPLIT
 from headrace.sim.fleet_answer import FleetAnswer, answer_of, main_constraint
-from headrace.sim.fleet_trial import Cut, Fleet, Measured, Traffic, run_fleet
+from headrace.sim.fleet_trial import (
+    Cut,
+    Fleet,
+    Measured,
+    Misses,
+    Traffic,
+    run_fleet,
+    together,
+)
 from headrace.sim.summary import Summary
 
 SLACK: Final = 1.25  # of the best fleet's price; what costs more than that is not looked at
-NUM_MEASURED: Final = 3  # shapes that are measured over all seeds
+NUM_AROUND: Final = 3  # shapes whose neighbours are measured
 NUM_PAIRS: Final = 4  # of unlike workers that are looked at
 MOST_IDLE: Final = 4  # times the workers that the bound asks for; more of them do not help
-
-Misses = dict[str, dict[str, int]]
 
 
 class FleetQuestion(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,22 +85,23 @@ class _Search:
         self.measured: dict[str, Measured] = {}  # by the fleet's name
         self.num_runs = 0
         self._question, self._say, self._is_late = question, say, is_late
-        self._first: dict[str, Summary | Cut] = {}  # by the first seed
+        self._tried: dict[str, Measured | Cut] = {}  # by the fleet's name
+        self._runs: dict[tuple[str, int], Summary] = {}  # by the fleet's name and the seed
 
     def run(self) -> None:
         found: list[Fleet] = []
         for one in self._possible():
-            least = min((fleet.usd_per_hour for fleet in found), default=None)
-            if least is not None and one.usd_per_hour > least * SLACK:
+            least = min((fleet.usd_per_hour for fleet in found), default=inf)
+            if one.usd_per_hour > least * SLACK:
                 words = f"at least ${one.usd_per_hour:.2f} an hour; others hold for ${least:.2f}"
                 self._refuse(one.shape, "price", words)
                 continue
-            fleet = self._fewest(one, float("inf") if least is None else least * SLACK)
+            fleet = self._fewest(one, least * SLACK)
             if fleet is not None:
                 found.append(fleet)
         found.sort(key=lambda fleet: fleet.usd_per_hour)
-        for fleet in found[:NUM_MEASURED]:
-            self._measure_around(fleet)
+        for fleet in found[:NUM_AROUND]:
+            self._measure_around(fleet, SLACK * found[0].usd_per_hour)
         self._try_policies()
 
     def _possible(self) -> list[Bound]:
@@ -133,8 +141,8 @@ class _Search:
                 self.refused.append(Refusal(shape=name, constraint=constraint, reason=reason))
 
     def _fewest(self, one: Bound, dearest: float) -> Fleet | None:
-        """The fewest workers that hold on the first seed: up from the bound, where the misses say
-        it is needed, and down again.
+        """The cheapest numbers of workers that hold: up from the bound, where the misses say it is
+        needed, down again, and sideways where prompts and answers are apart.
         """
         question = self._question
         fleet = Fleet(
@@ -146,16 +154,16 @@ class _Search:
             block_size=question.block_size,
             kv_link_bytes_per_s=question.kv_link_bytes_per_s,
         )
-        while not self._passes(fleet):
-            run = self._first[str(fleet)]
-            larger = grown(fleet, run.num_misses_by_metric_and_cause)
+        while not self._holds(fleet):
+            misses = self._tried[str(fleet)].misses
+            larger = grown(fleet, misses)
             if excess := self._excess(larger, one, dearest):
                 cost = f"{fleet.num_gpus} devices for ${fleet.usd_per_hour:.2f} an hour do not hold"
-                self._refuse(one.shape, main_constraint(run), f"{cost}; {excess}")
+                self._refuse(one.shape, main_constraint(misses), f"{cost}; {excess}")
                 return None
             fleet = larger
-        while smaller := next((s for s in self._smaller(fleet) if self._passes(s)), None):
-            fleet = smaller
+        while less := next(filter(self._holds, self._cheaper(fleet)), None):
+            fleet = less
         return fleet
 
     def _excess(self, fleet: Fleet, one: Bound, dearest: float) -> str:
@@ -177,65 +185,91 @@ class _Search:
         if decode > least.decode_workers:
             yield fleet.resized(prefill, decode - 1)
 
-    def _measure_around(self, fleet: Fleet) -> None:
-        """Over all seeds: the fleet, larger ones as long as it does not hold, and the smaller ones
-        that a front of cost against attainment needs.
-        """
-        while not self._measure(fleet).holds(self._question.attainment):
-            misses: Misses = {}
-            for run in self.measured[str(fleet)].runs:
-                misses |= run.num_misses_by_metric_and_cause
-            fleet = grown(fleet, misses)
-            if self._excess(fleet, self.bounds[str(fleet.shape)], float("inf")):
-                return
+    def _cheaper(self, fleet: Fleet) -> Iterator[Fleet]:
+        """Smaller ones, and of other splits nearby the largest that cost less."""
+        yield from self._smaller(fleet)
+        if not fleet.prefill_workers:
+            return
+        least, shape = self.bounds[str(fleet.shape)], fleet.shape
+        for more in (-1, 1, -2, 2):
+            prefill = fleet.prefill_workers + more
+            left = fleet.usd_per_hour * (1.0 - 1e-9) - shape.usd_per_hour(prefill, 0)
+            decode = int(left // shape.usd_per_hour(0, 1))
+            if prefill >= least.prefill_workers and decode >= least.decode_workers:
+                yield fleet.resized(prefill, decode)
+
+    def _measure_around(self, fleet: Fleet, dearest: float) -> None:
+        """What a front of cost against attainment needs: a worker less, and one more."""
         for smaller in self._smaller(fleet):
             self._measure(smaller)
+        prefill, decode = fleet.prefill_workers, fleet.decode_workers
+        larger = [fleet.resized(prefill, decode + 1)]
+        if prefill:
+            larger.append(fleet.resized(prefill + 1, decode))
+        for one in larger:
+            is_worth_it = one.usd_per_hour <= dearest and one.num_gpus <= self._question.max_gpus
+            if is_worth_it and self._measure(fleet).attainment.mean < 1.0:
+                self._measure(one)
 
     def _try_policies(self) -> None:
-        """Under the best fleet, and under smaller ones that pass with them."""
-        target = self._question.attainment
-        holding = [one for one in self.measured.values() if one.holds(target)]
-        if not holding:
+        """Under the best fleet, and under smaller ones that hold with them."""
+        best = self._best()
+        if best is None:
             return
-        best = min(holding, key=lambda one: one.rank).fleet
         if best.num_engines < 2:
             self._refuse(best.shape, "policy", "one engine: every policy does the same")
             return
         for policy in self._question.policies[1:]:
             other = msgspec.structs.replace(best, policy=policy)
             self._measure(other)
-            for smaller in self._smaller(other):
-                if self._passes(smaller):
-                    self._measure(smaller)
+            while less := next(filter(self._holds, self._cheaper(other)), None):
+                other = less
+        # What binds is seen with a worker less.
+        if (last := self._best()) is not None and last != best:
+            for smaller in self._smaller(last):
+                self._measure(smaller)
+
+    def _best(self) -> Fleet | None:
+        target = self._question.attainment
+        holding = [one for one in self.measured.values() if one.holds(target)]
+        return min(holding, key=lambda one: one.rank).fleet if holding else None
 
     # ---- trials
 
-    def _passes(self, fleet: Fleet) -> bool:
-        """On the first seed."""
-        name, target = str(fleet), self._question.attainment
-        if name not in self._first:
-            run = self._first[name] = self._run(fleet, self._question.seeds[0], target)
-            is_cut = isinstance(run, Cut)
-            self._say(f"{name}: " + (f"< {target:.1%}" if is_cut else f"{run.attainment:.1%}"))
-        return self._first[name].attainment >= target
+    def _holds(self, fleet: Fleet) -> bool:
+        """Over all seeds; given up when so many have missed that the rest could not save it."""
+        question, name = self._question, str(fleet)
+        if name not in self._tried:
+            most = question.traffic.num_may_miss(question.attainment, len(question.seeds))
+            self._try(fleet, most)
+        found = self._tried[name]
+        return isinstance(found, Measured) and found.holds(question.attainment)
 
     def _measure(self, fleet: Fleet) -> Measured:
-        name = str(fleet)
-        if name not in self.measured:
-            runs = []
-            for place, seed in enumerate(self._question.seeds):
-                known = None if place else self._first.get(name)
-                found = known if isinstance(known, Summary) else self._run(fleet, seed)
-                runs += [found] if isinstance(found, Summary) else []
-            one = self.measured[name] = Measured(fleet=fleet, runs=tuple(runs))
-            self._say(f"{name}: {one.attainment.mean:.1%} over {len(runs)} seeds")
-        return self.measured[name]
+        if str(fleet) not in self.measured:
+            self._try(fleet, inf)
+        return self.measured[str(fleet)]
 
-    def _run(self, fleet: Fleet, seed: int, least: float = 0.0) -> Summary | Cut:
+    def _try(self, fleet: Fleet, num_may_miss: float) -> None:
+        name, runs = str(fleet), list[Summary]()
+        for seed in self._question.seeds:
+            run = self._runs.get((name, seed)) or self._run(fleet, seed, num_may_miss)
+            if isinstance(run, Cut):
+                misses = (run.misses, *(one.num_misses_by_metric_and_cause for one in runs))
+                self._tried[name] = Cut(misses=together(misses))
+                self._say(f"{name}: < {self._question.attainment:.1%}")
+                return
+            num_may_miss -= run.num_requests - run.num_good
+            runs.append(run)
+            self._runs[name, seed] = run
+        one = self._tried[name] = self.measured[name] = Measured(fleet=fleet, runs=tuple(runs))
+        self._say(f"{name}: {one.attainment.mean:.1%} over {len(runs)} seeds")
+
+    def _run(self, fleet: Fleet, seed: int, num_may_miss: float) -> Summary | Cut:
         if self._is_late():
             raise _OutOfTime
         self.num_runs += 1
-        return run_fleet(fleet, self._question.traffic, seed, least=least)
+        return run_fleet(fleet, self._question.traffic, seed, num_may_miss=num_may_miss)
 
     def _refuse(self, shape: Shape, constraint: str, reason: str) -> None:
         self.refused.append(Refusal(shape=str(shape), constraint=str(constraint), reason=reason))

@@ -11,8 +11,7 @@ import msgspec
 
 from headrace.core.telemetry import Cause
 from headrace.plan.fleet import Bound, Constraint, Refusal, WorkerKind
-from headrace.sim.fleet_trial import Cut, Fleet, Interval, Measured, Traffic
-from headrace.sim.summary import Summary
+from headrace.sim.fleet_trial import Fleet, Interval, Measured, Misses, Traffic
 
 NEAR_FULL: Final = 0.9  # of capacity or memory: beyond it they are the reason, not chance
 
@@ -204,7 +203,7 @@ def binding(
         is_less = fleet.num_workers - other.fleet.num_workers == 1
         is_alike = str(other.fleet.shape) == str(fleet.shape) and other.fleet.policy == fleet.policy
         if is_less and is_alike and not other.holds(target):
-            cause = main_miss(other.runs[0])
+            cause = main_miss(other.misses)
             words = f"{other.fleet}: {other.attainment.mean:.1%} are good"
             if cause:
                 metric, name = cause[0].upper(), cause[1].value.replace("_", " ")
@@ -222,30 +221,33 @@ def constraint_of(one: Measured, least: Bound) -> Constraint:
     """By the causes of misses. Who queued did so for memory or for work where these were nearly
     used up, and elsewhere by chance.
     """
-    run, fleet = one.runs[0], one.fleet
-    if (found := main_constraint(run)) is not Constraint.QUEUEING:
+    fleet = one.fleet
+    if (found := main_constraint(one.misses)) is not Constraint.QUEUEING:
         return found
-    tokens = (run.prompt_tokens_per_s + run.output_tokens_per_s) / run.load_per_s
     decode = fleet.shape.decode
     num_engines = fleet.decode_workers * decode.num_engines
-    seqs = run.load_per_s * (run.e2e_ms.mean or 0.0) / 1000 / num_engines  # Little's law
+    tokens = fmean(
+        (run.prompt_tokens_per_s + run.output_tokens_per_s) / run.load_per_s for run in one.runs
+    )
+    # Little's law
+    seqs = fmean(run.load_per_s * (run.e2e_ms.mean or 0.0) for run in one.runs) / 1000 / num_engines
     if seqs > NEAR_FULL * decode.seqs_that_fit(tokens):
         return Constraint.MEMORY
     is_full = least.workers_needed > NEAR_FULL * fleet.num_workers
     return least.constraint if is_full else Constraint.QUEUEING
 
 
-def main_constraint(run: Summary | Cut) -> Constraint:
+def main_constraint(misses: Misses) -> Constraint:
     """As far as the causes of misses tell."""
-    found = main_miss(run)
+    found = main_miss(misses)
     return BY_CAUSE[found[1]] if found else Constraint.QUEUEING
 
 
-def main_miss(run: Summary | Cut) -> tuple[str, Cause] | None:
+def main_miss(misses: Misses) -> tuple[str, Cause] | None:
     """The limit and the cause of most misses."""
     counts = {
         (metric, Cause(cause)): count
-        for metric, causes in run.num_misses_by_metric_and_cause.items()
+        for metric, causes in misses.items()
         for cause, count in causes.items()
     }
     return max(counts, key=counts.__getitem__, default=None)

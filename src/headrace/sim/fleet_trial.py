@@ -4,7 +4,7 @@ Every fleet meets the same requests at the same times (common random numbers), s
 between fleets are theirs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import ceil, floor, inf, sqrt
 from statistics import fmean, stdev
 from typing import Final
@@ -83,11 +83,12 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
             return len(self.trace) - int(TRACE_WARM_UP_SHARE * len(self.trace))
         return self.num_requests
 
-    def num_may_miss(self, least: float) -> int:
-        """Of which one more means that less than the share `least` can be good, as good as surely:
-        three standard deviations more may come than expected.
+    def num_may_miss(self, least: float, num_runs: int = 1) -> int:
+        """In so many runs together, of which one more means that less than the share `least` can be
+        good, as good as surely: three standard deviations more may come than expected.
         """
-        most = self.num_counted + (0.0 if self.trace else 3.0 * sqrt(self.num_counted))
+        expected = num_runs * self.num_counted
+        most = expected + (0.0 if self.trace else 3.0 * sqrt(expected))
         return floor((1.0 - least) * most + 1e-9)
 
     @property
@@ -184,11 +185,14 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True):
         return f"{number} × {self.shape}, {self.policy}"
 
 
+Misses = Mapping[str, Mapping[str, int]]
+"""How many, by limit and by cause."""
+
+
 class Cut(msgspec.Struct, frozen=True, kw_only=True):
     """A run that was ended, since more requests had missed a limit than may."""
 
-    num_misses_by_metric_and_cause: dict[str, dict[str, int]]
-    attainment: float = 0.0  # nobody knows; less than was asked for
+    misses: Misses
 
 
 class _Hopeless(Exception):
@@ -198,7 +202,7 @@ class _Hopeless(Exception):
 class _Watch:
     """Ends a run that cannot come to a share of good requests any more."""
 
-    def __init__(self, warm_up_s: float, num_may_miss: int) -> None:
+    def __init__(self, warm_up_s: float, num_may_miss: float) -> None:
         self._warm_up_ns = round(warm_up_s * NS_PER_S)
         self._left = num_may_miss
         self._misses: dict[str, dict[str, int]] = {}
@@ -217,11 +221,13 @@ class _Watch:
 
     @property
     def cut(self) -> Cut:
-        return Cut(num_misses_by_metric_and_cause=self._misses)
+        return Cut(misses=self._misses)
 
 
-def run_fleet(fleet: Fleet, traffic: Traffic, seed: int, *, least: float = 0.0) -> Summary | Cut:
-    """Cut short where less than the share `least` of the requests would be good."""
+def run_fleet(
+    fleet: Fleet, traffic: Traffic, seed: int, *, num_may_miss: float = inf
+) -> Summary | Cut:
+    """Cut short when more requests than that have missed a limit."""
     shape = fleet.shape
     device, prompts = (device_of(kind, fleet.block_size) for kind in (shape.decode, shape.prefill))
     most_tokens = min(device.max_model_len, prompts.max_model_len)
@@ -247,7 +253,7 @@ def run_fleet(fleet: Fleet, traffic: Traffic, seed: int, *, least: float = 0.0) 
         link=Link(latency_ns=10_000.0, byte_ns=NS_PER_S / max(1.0, fleet.link_bytes_per_s)),
         seed=seed,
     )
-    watch = _Watch(traffic.warm_up_s, traffic.num_may_miss(least))
+    watch = _Watch(traffic.warm_up_s, num_may_miss)
     try:
         return watch.tally.summary(simulate_cluster(cluster, on_record=watch.add))
     except _Hopeless:
@@ -311,5 +317,19 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
         """Cheapest first."""
         return (inf if self.cost is None else self.cost.mean), str(self.fleet)
 
+    @property
+    def misses(self) -> Misses:
+        return together(run.num_misses_by_metric_and_cause for run in self.runs)
+
     def holds(self, target: float) -> bool:
         return self.attainment.mean >= target
+
+
+def together(all_misses: Iterable[Misses]) -> Misses:
+    found: dict[str, dict[str, int]] = {}
+    for misses in all_misses:
+        for metric, causes in misses.items():
+            counts = found.setdefault(metric, {})
+            for cause, count in causes.items():
+                counts[cause] = counts.get(cause, 0) + count
+    return found

@@ -115,12 +115,12 @@ class Patience:
 
 def test_a_search_that_runs_out_of_time_says_what_it_knows() -> None:
     patience = Patience(1)
-    question = FleetQuestion(shapes=(shape("A", 2.0),), traffic=TRAFFIC)
+    question = FleetQuestion(shapes=(shape("A", 2.0),), traffic=TRAFFIC, seeds=(0,))
     found = search_fleet(question, patience.said.append, patience.is_late)
     assert not found.is_complete
     assert found.num_runs == len(patience.said) == 1
-    assert "× A TP1" in patience.said[0]
-    assert found.best is None
+    assert found.best is not None
+    assert found.best.name in patience.said[0]
 
 
 def pair(prompts: Shape, answers: Shape) -> Shape:
@@ -218,11 +218,12 @@ def test_a_split_hands_kv_over_and_grows_where_misses_are() -> None:
 
 
 def test_a_hopeless_run_is_cut_short() -> None:
-    run = run_fleet(fleet(0, 1), TRAFFIC, seed=0, least=0.9)
-    assert isinstance(run, Cut)
     may_miss = TRAFFIC.num_may_miss(0.9)
     assert may_miss == 4  # of 30 or some more
-    assert sum(run.num_misses_by_metric_and_cause["ttft"].values()) == may_miss + 1
+    assert TRAFFIC.num_may_miss(0.9, 3) == 11  # of 90 or some more
+    run = run_fleet(fleet(0, 1), TRAFFIC, seed=0, num_may_miss=may_miss)
+    assert isinstance(run, Cut)
+    assert sum(run.misses["ttft"].values()) == may_miss + 1
 
 
 def test_sessions_come_as_often_as_said_while_they_are_counted() -> None:
