@@ -8,7 +8,8 @@ import asyncio
 import shutil
 import tempfile
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import count
 from pathlib import Path
 from statistics import fmean
 
@@ -26,7 +27,6 @@ from headrace.core.cost.calibration import Calibration, Host, Line
 from headrace.core.cost.contention import fit_steps
 from headrace.core.cost.fitted import Link
 from headrace.live.step_log import LoggedTimes, SeenRequest, read_logs, whole_way
-from headrace.models.hub import resolve_model
 
 SEED = 1000
 MIN_COPIES = 8  # below, a fit of the link says little
@@ -61,23 +61,33 @@ def shapes_of(num_workers: int) -> list[list[Shape]]:
     return [*alone, *widths, *long, *beside]
 
 
-def measure(serve: Sequence[str], model: str = "", *, num_passes: int = 1) -> Calibration:
+def measure(
+    serve: Sequence[str],
+    model: Path,
+    *,
+    num_passes: int = 1,
+    on_round: Callable[[int, int], None] = lambda done, total: None,
+) -> Calibration:
     """Start `headrace serve` with these arguments, and calibrate it. Takes about half a minute for
-    each pass and worker on a laptop.
+    each pass and worker on a laptop; `on_round` hears how many rounds are done, of how many.
     """
-    path = resolve_model(model)
     folder = Path(tempfile.mkdtemp(prefix="headrace-calibrate-"))
     log = folder / "events.log"
-    words = [*serve, "--model", str(path), "--event-log", str(log)]
+    words = [*serve, "--model", str(model), "--event-log", str(log)]
     with serving(words, folder / "server.log") as served:
         target = Target(served.url, served_model(served.url))
         num_workers = len(list(folder.glob("events.log.*"))) or 1
-        writer = PromptWriter(tokenizer_of(path).encode, SEED)
+        writer = PromptWriter(tokenizer_of(model).encode, SEED)
         answers: list[Answer] = []
+        shapes, done = shapes_of(num_workers), count(1)
+        on_round(0, num_passes * len(shapes))
         for _ in range(num_passes):
             asyncio.run(warm_up(target, writer))
-            rounds = [[_ask(shape, writer) for shape in one] for one in shapes_of(num_workers)]
-            for found in asyncio.run(offer_rounds(target, rounds)):
+            rounds = [[_ask(shape, writer) for shape in one] for one in shapes]
+            offered = offer_rounds(
+                target, rounds, lambda: on_round(next(done), num_passes * len(shapes))
+            )
+            for found in asyncio.run(offered):
                 answers += found
     logs = sorted(folder.glob("events.log*"))
     times = read_logs(logs)

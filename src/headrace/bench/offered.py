@@ -5,7 +5,7 @@ Decides when a request is sent; refuses to know what is asked of whoever answers
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -33,10 +33,18 @@ async def offer(target: Target, asks: Sequence[Ask]) -> list[Answer]:
         return await _offer(session, target, asks, LEAD_S)
 
 
-async def offer_rounds(target: Target, rounds: Sequence[Sequence[Ask]]) -> list[list[Answer]]:
-    """One after another, each when all of the one before are answered."""
+async def offer_rounds(
+    target: Target,
+    rounds: Sequence[Sequence[Ask]],
+    on_end: Callable[[], None] = lambda: None,
+) -> list[list[Answer]]:
+    """One after another, each when all of the one before are answered; `on_end` hears of each."""
+    found: list[list[Answer]] = []
     async with connect() as session:
-        return [await _offer(session, target, asks, 0.01) for asks in rounds]
+        for asks in rounds:
+            found.append(await _offer(session, target, asks, 0.01))
+            on_end()
+    return found
 
 
 async def _offer(

@@ -1,14 +1,23 @@
 """`headrace calibrate`: what steps take on this machine, and what passes around them."""
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 import msgspec
 from rich.table import Table
 
 from headrace.bench.calibrate import calibration_of, measure
 from headrace.bench.server import arguments_of
-from headrace.cli.output import print_json, print_table, report_note
+from headrace.cli.output import (
+    console,
+    print_json,
+    print_table,
+    report_note,
+    showing_progress,
+)
 from headrace.cli.plan_answer import right_aligned
 from headrace.cli.plan_target import check_range
 from headrace.core.base.errors import ConfigError
@@ -17,6 +26,9 @@ from headrace.core.cost.fitted import KNOTS
 from headrace.live.cost_file import write_calibration
 from headrace.live.step_log import read_logs
 from headrace.models.files import check_writable
+from headrace.models.hub import resolve_model
+
+USUAL_ERROR: Final = 0.3  # of single steps on a quiet machine: 11 to 22 %
 
 
 def calibrate(
@@ -47,16 +59,51 @@ def calibrate(
         times = read_logs(paths)
         found = calibration_of(times, (), num_workers=len(logs), source=", ".join(logs))
     else:
-        found = measure(arguments_of(serve), model or "", num_passes=passes)
+        words = arguments_of(serve)
+        with showing_progress() as report:
+            file = resolve_model(model or "", lambda done, total: report("fetch", done, total))
+        with showing_rounds() as on_round:
+            found = measure(words, file, num_passes=passes, on_round=on_round)
     if as_json:
         print_json(msgspec.to_builtins(found))
     else:
         for table in (steps_table(found), around_table(found), seen_table(found)):
             print_table(table)
+    if found.held_out.mean > USUAL_ERROR:
+        report_note(
+            f"warning: steps that the fit had not seen are off by {found.held_out.mean:.0%} on "
+            f"average, usual are 10 to 20 %: was the machine busy with something else?"
+        )
     if path is not None:
         write_calibration(path, found)
         report_note(f"written to {path}")
     return 0
+
+
+@contextmanager
+def showing_rounds() -> Iterator[Callable[[int, int], None]]:
+    """A bar on a terminal; elsewhere a line when the load begins, since it takes long."""
+    out = console(sys.stderr)
+    if not out.is_terminal:
+
+        def note(done: int, total: int) -> None:
+            if not done:
+                report_note(f"{total} rounds of requests: half a minute for each worker and pass")
+
+        yield note
+        return
+
+    from rich.progress import Progress, TaskID
+
+    with Progress(console=out, transient=True) as bars:
+        tasks: list[TaskID] = []
+
+        def show(done: int, total: int) -> None:
+            if not tasks:
+                tasks.append(bars.add_task("rounds of requests", total=total))
+            bars.update(tasks[0], completed=done)
+
+        yield show
 
 
 def steps_table(found: Calibration) -> Table:

@@ -4,8 +4,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from headrace.cli import calibrate as command
 from headrace.cli.app import run
 from headrace.core.base.errors import ConfigError, HeadraceError
 from headrace.live.cost_file import read_calibration, write_calibration
@@ -25,6 +27,7 @@ def test_from_a_log_to_a_simulation(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "steps held out of a first fit" in shown.out
     assert "each row of logits" in shown.out
     assert f"written to {file}" in shown.err
+    assert "warning" not in shown.err
     found = read_calibration(file)
     assert not found.host.has_client
     assert found.host.request.at(100) == pytest.approx(5_000_000, rel=1e-3)
@@ -70,6 +73,20 @@ def test_workers_of_one_machine_slow_each_other_down(
 def test_refusals(words: list[str], match: str) -> None:
     with pytest.raises(ConfigError, match=match):
         run(words)
+
+
+def test_steps_that_vary_by_what_else_ran_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "events.log"
+    write_log(log)
+    found = calibration_of()
+    busy = msgspec.structs.replace(
+        found, held_out=msgspec.structs.replace(found.held_out, mean=0.41)
+    )
+    monkeypatch.setattr(command, "calibration_of", lambda *_, **__: busy)
+    assert run(["calibrate", "--from", str(log)]) == 0
+    assert "off by 41% on average" in capsys.readouterr().err
 
 
 def test_a_log_that_is_too_short_is_said(tmp_path: Path) -> None:

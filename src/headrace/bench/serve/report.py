@@ -13,7 +13,7 @@ from headrace.bench.serve.client_watch import ClientFacts
 from headrace.bench.serve.intervals import Distribution, Estimate, share_estimate
 from headrace.bench.serve.outcome import Latencies, Outcome
 from headrace.bench.serve.server_facts import ServerFacts
-from headrace.bench.serve.verdict import faults_of, warnings_of
+from headrace.bench.serve.verdict import faults_of, sessions_began, warnings_of
 from headrace.core.base.metrics import find_excesses, is_good, itl_ns, per_second
 from headrace.core.base.request import Slo
 from headrace.core.base.types import NS_PER_MS, NS_PER_S, Ns
@@ -116,10 +116,9 @@ def report_of(
     load = load_of(counted, window, traffic)
     told = [one for one in whole if one.num_prompt_tokens is not None]
     cached = [one for one in told if one.num_cached_tokens is not None]
-    num_events = sum(one.num_events for one in whole)
     num_output = sum(one.num_output_tokens for one in whole)
     since_due = view_of(counted, rules.slo, load, lambda one: one.due_ns)
-    good = [one for one in whole if is_good(Latencies.since(one.due_ns, one), rules.slo)]
+    good = (one for one in whole if is_good(Latencies.since(one.due_ns, one), rules.slo))
     num_good_tokens = sum(one.num_output_tokens for one in good)
     return Report(
         num_sent=len(outcomes),
@@ -134,7 +133,7 @@ def report_of(
         good_output_tokens_per_s=per_second(num_good_tokens, window.length_ns),
         num_prompt_tokens=sum(one.num_prompt_tokens or 0 for one in told) if told else None,
         num_output_tokens=num_output,
-        tokens_per_event=num_output / num_events if num_events else None,
+        tokens_per_event=_share(num_output, sum(one.num_events for one in whole)),
         cached_share=_share(
             sum(one.num_cached_tokens or 0 for one in cached),
             sum(one.num_prompt_tokens or 0 for one in cached),
@@ -147,7 +146,8 @@ def report_of(
         client=client,
         server=server,
         faults=faults_of(counted, rules, client),
-        warnings=warnings_of(outcomes, counted, client, None if num_left else server),
+        warnings=warnings_of(outcomes, counted, client, None if num_left else server)
+        + sessions_began(load, traffic),
     )
 
 

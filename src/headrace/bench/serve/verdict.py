@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
-from headrace.bench.serve.asked import Rules
+from headrace.bench.serve.asked import Rules, Traffic
 from headrace.bench.serve.client_watch import ClientFacts
 from headrace.bench.serve.intervals import Distribution
 from headrace.bench.serve.outcome import IMPOSSIBLE, Outcome
@@ -17,6 +17,7 @@ FEW_REQUESTS: Final = 100
 BUFFERED_NS: Final = NS_PER_MS  # all events of an answer within this
 LONG_ANSWER: Final = 8  # events
 OFF_BY: Final = 0.1  # share of tokens
+MUCH_LESS: Final = 0.7  # of the load that was asked for
 TEMPLATE_TOKENS: Final = 64  # that a chat's template may add to a prompt
 GONE: Final = "the server is gone: nobody answers at its address after the run"
 
@@ -79,6 +80,23 @@ def warnings_of(
     if client.cpu_share > MOST_CPU:
         found.append(f"the client took {client.cpu_share:.0%} of a core, and may be the limit")
     return found
+
+
+def sessions_began(load_per_s: float | None, traffic: Traffic) -> list[str]:
+    """Of an open loop of sessions, where most of them had not begun, or had ended."""
+    is_open = traffic.arrivals is not None and not traffic.concurrency and not traffic.trace
+    if not is_open or traffic.profile.turns < 2 or load_per_s is None:
+        return []
+    assert traffic.arrivals is not None
+    asked_per_s = min(rate for _, rate in traffic.arrivals.rates)
+    if load_per_s >= MUCH_LESS * asked_per_s:
+        return []
+    fill_s = (traffic.profile.turns - 1) * traffic.profile.pause_s
+    return [
+        f"{load_per_s:.2f} requests/s came and {asked_per_s:g} were asked for: until sessions have "
+        f"begun, and when they end, there are fewer; --warm-up-s {fill_s:.0f} and a --duration-s "
+        "of several times that measure what is between"
+    ]
 
 
 def _about_counts(whole: Sequence[Outcome]) -> list[str]:

@@ -13,7 +13,7 @@ from headrace.bench.serve.report import Report, report_of
 from headrace.bench.serve.server_facts import ServerFacts
 from headrace.core.base.request import Slo
 from headrace.core.workload.arrivals import Arrivals
-from headrace.core.workload.profiles import CHAT
+from headrace.core.workload.profiles import CHAT, RAG
 from support.outcomes import client_facts, ns, outcome
 
 OPEN = Traffic(profile=CHAT, arrivals=Arrivals.steady(1.0))
@@ -162,3 +162,17 @@ def test_a_server_that_works_for_others_is_told() -> None:
     assert found(6) == found(16) == []
     assert found(100) == ["the server made 94 tokens for others meanwhile"]
     assert found(100, num_left=1) == []  # whose tokens nobody has counted
+
+
+def test_sessions_that_had_hardly_begun_are_told() -> None:
+    def told(rate_per_s: float, traffic: Traffic = OPEN) -> bool:
+        asked = msgspec.structs.replace(traffic, arrivals=Arrivals.steady(rate_per_s))
+        outcomes = [outcome(500.0 * number, [500.0 * number + 9]) for number in range(20)]
+        return any(
+            "asked for: until sessions" in one for one in report(outcomes, traffic=asked).warnings
+        )
+
+    assert told(4.0)
+    assert not told(2.5)
+    assert not told(4.0, msgspec.structs.replace(OPEN, profile=RAG))
+    assert not told(4.0, CLOSED)
