@@ -86,6 +86,7 @@ class BootedCluster:
                 router=_router(config),
                 handoff=config.cluster.handoff,
                 handoff_ms=config.cluster.handoff_ms,
+                handoff_neighbour_weight=config.cluster.handoff_neighbour_weight,
                 max_migrations=config.cluster.max_migrations,
                 slo=config.telemetry.slo,
             ),

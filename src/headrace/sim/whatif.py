@@ -106,6 +106,7 @@ def build_trial(recording: Recording, trial: Trial, source: RecordedSource) -> C
         front=ClusterConfig(
             handoff=changes.handoff or begin.handoff,
             handoff_ms=begin.handoff_ms,
+            handoff_neighbour_weight=begin.handoff_neighbour_weight,
             max_migrations=begin.max_migrations,
         ),
         link=_link(router, pools, trial),

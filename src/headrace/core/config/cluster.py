@@ -27,6 +27,13 @@ class ClusterConfig:
     handoff_ms: float = setting(
         5.0, "what a hand-off is taken to cost beside the copying", low=0, high=1e6
     )
+    handoff_neighbour_weight: float = setting(
+        0.1,
+        "what a millisecond by which a prompt delays each sequence that decodes beside it counts"
+        " beside one of its own",
+        low=0,
+        high=1000,
+    )
 
     max_migrations: int = setting(
         3, "workers that a request may lose before it ends with an error", low=0, high=100

@@ -78,11 +78,13 @@ class RouterCore:
         """Why the request went where it went last; None once it is forgotten."""
         return self._decisions.find(request_id)
 
-    def quote_ns(self, now: Ns, request: RouteRequest) -> float | None:
-        """The least predicted cost of the request, in ns; None where nobody takes its role."""
+    def quote_ns(self, now: Ns, request: RouteRequest, neighbours: float = 0.0) -> float | None:
+        """The least predicted cost of the request, in ns; None where nobody takes its role.
+        `neighbours` is what delays of their tokens by its prompt count.
+        """
         survey = self._fleet.survey(now, request)
         workers = [*survey.usable, *survey.full]
-        return min(self._price(now, request).totals(workers)[0]) if workers else None
+        return self._price(now, request).least_ns(workers, neighbours) if workers else None
 
     def due_ns(self, now: Ns, worker_id: WorkerId) -> int:
         """Prefill that is due at this worker, in ns; 0 where it is not up."""

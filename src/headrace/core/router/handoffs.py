@@ -71,13 +71,13 @@ def is_worth_it(now: Ns, request: RouteRequest, router: RouterCore, config: Clus
     and the way from there something. What ends with its first token ends there.
     """
 
-    def quote_ns(**changes: object) -> float | None:
-        return router.quote_ns(now, msgspec.structs.replace(request, **changes))
+    def quote_ns(neighbours: float = 0.0, **changes: object) -> float | None:
+        return router.quote_ns(now, msgspec.structs.replace(request, **changes), neighbours)
 
     if config.handoff == "never":
         return False
     there = quote_ns(role=Role.PREFILL, max_tokens=1)
-    here = quote_ns(role=Role.MIXED)
+    here = quote_ns(config.handoff_neighbour_weight, role=Role.MIXED)
     ends_there = request.max_tokens < 2
     if there is None or (here is None and not ends_there):
         return False  # whoever is refused in the end should not have heard a first token

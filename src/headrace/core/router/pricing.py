@@ -129,6 +129,15 @@ class Pricing:
                 return min(terms, fetched, key=lambda either: either.ttft_ns)
         return terms
 
+    def least_ns(self, workers: Sequence[Worker], neighbours: float) -> float:
+        """The least cost. Each sequence that decodes beside the prompt has a token that comes later
+        by the time this takes, which counts `neighbours` times as much as the request's own.
+        """
+        return min(
+            total + neighbours * worker.num_decoding * self.terms(worker).prefill_ns
+            for total, worker in zip(self.totals(workers)[0], workers, strict=True)
+        )
+
     def first_token_ns(self, worker: Worker) -> int:
         """From now, if it goes to this worker."""
         return worker.due_ns(self.now) + self.terms(worker).ttft_ns

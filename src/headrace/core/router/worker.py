@@ -158,6 +158,11 @@ class Worker:
         """
         return self._told_step_ns or self.own_predictor.full_step_ns
 
+    @property
+    def num_decoding(self) -> int:
+        """Sequences that have had their first token."""
+        return self._started_seqs + self._foreign_seqs
+
     # ---- changes
 
     def tells(self, load: WorkerLoad) -> bool:
@@ -292,7 +297,7 @@ class Worker:
         self.seqs_left = FOREVER if is_empty else self.up.max_running_seqs - self.num_seqs
         self.tokens_left = FOREVER if is_empty else self._num_free_tokens
         num_kv_tokens = self._started_kv_tokens + self._foreign_kv_tokens
-        num_decoding = self._started_seqs + self._foreign_seqs
+        num_decoding = self.num_decoding
         asked = (self.num_seqs, num_decoding, num_kv_tokens)
         if asked != self._asked:
             self._asked = asked

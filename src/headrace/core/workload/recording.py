@@ -78,6 +78,7 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="be
     router: RouterConfig = RouterConfig()
     handoff: str = "auto"
     handoff_ms: float = 5.0
+    handoff_neighbour_weight: float = 0.0  # until it was written down, there was none
     max_migrations: int = 3
     slo: Slo = Slo()  # of requests that state no limits
 
@@ -299,7 +300,10 @@ def _fault_of(line: Line) -> str:
 
 def _fault_of_begin(line: Begin) -> str:
     front = ClusterConfig(
-        handoff=line.handoff, handoff_ms=line.handoff_ms, max_migrations=line.max_migrations
+        handoff=line.handoff,
+        handoff_ms=line.handoff_ms,
+        handoff_neighbour_weight=line.handoff_neighbour_weight,
+        max_migrations=line.max_migrations,
     )
     return (
         outside("block_tokens", line.block_tokens, 1, MAX_TOKENS)

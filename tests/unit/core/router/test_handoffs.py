@@ -17,9 +17,12 @@ def split(*roles: Role) -> Routing:
     return routing
 
 
-def goes_there(routing: Routing, handoff: str, *, max_tokens: int) -> bool:
+def goes_there(
+    routing: Routing, handoff: str, *, max_tokens: int, neighbour_weight: float = 0.1
+) -> bool:
     request = routing.request(PROMPT, max_tokens=max_tokens)
-    return is_worth_it(routing.now, request, routing.core, ClusterConfig(handoff=handoff))
+    config = ClusterConfig(handoff=handoff, handoff_neighbour_weight=neighbour_weight)
+    return is_worth_it(routing.now, request, routing.core, config)
 
 
 @pytest.mark.parametrize("handoff", ["auto", "always"])
@@ -49,3 +52,16 @@ def test_a_prompt_with_an_answer_goes_there_where_it_would_disturb_others_here()
         routing.place((), num_tokens=500)
         routing.started(number)
     assert goes_there(routing, "auto", max_tokens=100)
+
+
+def test_neighbours_tokens_count_for_each_of_them() -> None:
+    routing = split(Role.PREFILL, Role.DECODE)
+    for number in (1, 2):
+        routing.place((), num_tokens=500)
+        routing.started(number)
+    assert goes_there(routing, "auto", max_tokens=100)
+    assert not goes_there(routing, "auto", max_tokens=100, neighbour_weight=0)
+    # As long as it does not have to wait longer there than they do here.
+    routing.place(names("other", 64), role=Role.PREFILL)
+    assert not goes_there(routing, "auto", max_tokens=100)
+    assert goes_there(routing, "auto", max_tokens=100, neighbour_weight=2)
