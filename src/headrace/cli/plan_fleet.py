@@ -122,7 +122,7 @@ def trace_traffic(flags: TrafficFlags, slo: Slo) -> Traffic:
     ]
     if len(requests) < MIN_REQUESTS:
         raise ConfigError(f"the trace {flags.trace} holds {len(requests)} requests: too few")
-    return Traffic.of_trace(requests, slo)
+    return Traffic.of_trace(requests, slo, speed=speed)
 
 
 def asked(flags: TrafficFlags) -> dict[str, object]:

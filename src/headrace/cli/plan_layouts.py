@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 
+import msgspec
 from rich.table import Table
 
-from headrace.cli.plan_answer import check_plot, give, right_aligned, seconds
+from headrace.cli.plan_answer import check_plot, gigabytes, give, right_aligned, seconds
 from headrace.cli.plan_flags import AnswerFlags, LayoutFlags, TargetFlags, WorkloadFlags
 from headrace.cli.plan_target import (
     MAX_GPUS,
@@ -16,6 +17,7 @@ from headrace.cli.plan_target import (
     reference_cost,
 )
 from headrace.core.base.errors import ConfigError
+from headrace.core.cost.datasheet import DataSheetCostModel
 from headrace.core.cost.hardware import Layout
 from headrace.plan.kv import KvAnswer, compute_kv
 from headrace.plan.parallel import ParallelAnswer, compute_parallel
@@ -42,9 +44,7 @@ def kv(
         cost = reference_cost(preset, target, layout)
     else:
         _, cost = engine_and_cost(target or TargetFlags(), layout)
-    domain = max(1, cost.accelerator.scaleup_gpus)
-    layouts = [Layout(tp=tp) for tp in USUAL_TP if tp <= domain]
-    found = compute_kv(cost, [cost.layout] if layout is not None else layouts, lengths)
+    found = compute_kv(cost, [cost.layout] if layout is not None else usual_layouts(cost), lengths)
     return give(
         found,
         [size_table(found), fit_table(found)],
@@ -55,6 +55,18 @@ def kv(
     )
 
 
+def usual_layouts(cost: DataSheetCostModel) -> list[Layout]:
+    """One device, and those of several whose ranks fast links join and the model can lie on."""
+    domain = max(1, cost.accelerator.scaleup_gpus)
+    layouts = (Layout(tp=tp) for tp in USUAL_TP if tp <= domain)
+    return [
+        layout
+        for layout in layouts
+        if not cost.model.layout_fault(layout)
+        and msgspec.structs.replace(cost, layout=layout).has_links()
+    ]
+
+
 def size_table(found: KvAnswer) -> Table:
     title = f"{found.model}: {found.attention}, {found.kv_elems_per_token:,.0f} elements a token"
     table = right_aligned(title, "KV of", *SHOWN_DTYPES)
@@ -62,8 +74,8 @@ def size_table(found: KvAnswer) -> Table:
     table.add_row("one token", *(f"{by_dtype[dtype]:,.0f} B" for dtype in SHOWN_DTYPES))
     own = by_dtype[found.kv_dtype]
     for length, num_bytes in found.kv_bytes_per_request_by_tokens.items():
-        sizes = (num_bytes * by_dtype[dtype] / own / 1e9 for dtype in SHOWN_DTYPES)
-        table.add_row(f"{length:,} tokens", *(f"{size:.3g} GB" for size in sizes))
+        sizes = (num_bytes * by_dtype[dtype] / own for dtype in SHOWN_DTYPES)
+        table.add_row(f"{length:,} tokens", *map(gigabytes, sizes))
     return table
 
 

@@ -2,7 +2,15 @@
 
 from rich.table import Table
 
-from headrace.cli.plan_answer import check_plot, give, right_aligned, seconds, short, tenths
+from headrace.cli.plan_answer import (
+    check_plot,
+    gigabytes,
+    give,
+    right_aligned,
+    seconds,
+    short,
+    tenths,
+)
 from headrace.cli.plan_flags import AnswerFlags, LayoutFlags, TargetFlags, WorkloadFlags
 from headrace.cli.plan_target import (
     MAX_SEQS,
@@ -83,9 +91,9 @@ def result_table(found: Roofline) -> Table:
         seconds(found.ttft_s),
         seconds(found.tpot_s),
         seconds(found.e2e_s),
-        f"{found.weight_bytes_per_gpu / 1e9:.3g} GB",
-        f"{found.kv_bytes_per_gpu / 1e9:.3g} GB",
-        f"{found.memory_bytes_per_gpu / 1e9:.3g} GB",
+        gigabytes(found.weight_bytes_per_gpu),
+        gigabytes(found.kv_bytes_per_gpu),
+        gigabytes(found.memory_bytes_per_gpu),
     )
     return table
 

@@ -1,7 +1,6 @@
 """`headrace plan routing`."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 from rich.table import Table
@@ -10,9 +9,9 @@ from headrace.cli.plan_answer import check_plot, give, right_aligned
 from headrace.cli.plan_flags import AnswerFlags
 from headrace.cli.plan_fleet_flags import CountedFlags, TrafficFlags
 from headrace.cli.plan_target import check_range
+from headrace.cli.sim import read_trace
 from headrace.core.base.errors import ConfigError
-from headrace.core.workload.traces import TraceRequest, parse_mooncake
-from headrace.models.files import read_text
+from headrace.core.workload.traces import TraceRequest
 from headrace.plan.engines import Provenance
 from headrace.plan.picture import Chart, Line
 from headrace.plan.presets import find
@@ -26,7 +25,6 @@ from headrace.plan.routing import (
     run_policy,
 )
 
-MAX_TRACE_BYTES = 1 << 30
 MAX_WORKERS = 1024
 USUAL_WORKERS = 4
 MAX_REQUESTS_SHOWN = 64  # whose way is worth a table
@@ -105,14 +103,6 @@ def check_setup(setup: RoutingSetup) -> None:
     check_range("--prefill-tokens-per-s", setup.prefill_tokens_per_s, 1e-3, 1e12)
     if setup.hold_s is not None:
         check_range("--hold-s", setup.hold_s, 0.0, 1e9)
-
-
-def read_trace(file: str) -> list[TraceRequest]:
-    lines = read_text(Path(file).expanduser(), MAX_TRACE_BYTES).splitlines()
-    requests = list(parse_mooncake(lines))
-    if not requests:
-        raise ConfigError(f"the trace {file} holds no requests")
-    return sorted(requests, key=lambda request: request.arrival_s)
 
 
 def policy_table(runs: Sequence[PolicyRun], num_requests: int) -> Table:

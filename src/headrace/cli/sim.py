@@ -3,6 +3,7 @@
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Protocol
 
@@ -35,6 +36,7 @@ from headrace.core.workload.synthetic import Synthetic, SyntheticSource
 from headrace.core.workload.traces import TraceRequest, parse_trace, spread
 from headrace.live.cost_file import read_calibration
 from headrace.live.event_log import EventLogReader
+from headrace.models.files import open_regular
 from headrace.plan.engines import Provenance
 from headrace.sim.cluster import simulate_cluster
 from headrace.sim.recorded import step_samples
@@ -118,7 +120,7 @@ class SimAsked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         try:
             told = tomllib.loads(Path(file).expanduser().read_text("utf-8")) if file else {}
             return msgspec.convert({**told, **given}, cls)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             where = f" in {file}" if file else ""
             raise ConfigError(f"cannot simulate what is said{where}: {error}") from error
 
@@ -307,7 +309,7 @@ def _requests_of(
 def read_trace(file: str) -> list[TraceRequest]:
     """Raises ConfigError for what cannot be read, or is no trace."""
     try:
-        with Path(file).expanduser().open(encoding="utf-8") as lines:
+        with TextIOWrapper(open_regular(Path(file).expanduser()), encoding="utf-8") as lines:
             return parse_trace(lines)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()

@@ -67,7 +67,7 @@ def _id_of(path: Path) -> str:
     try:
         with open_regular(path) as file:
             return msgspec.json.decode(file.readline(MAX_LINE_BYTES), type=Begin).recording_id
-    except (msgspec.DecodeError, ConfigError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ConfigError):
         return ""
 
 

@@ -6,11 +6,11 @@ from; a figure that nobody verified says so.
 
 import csv
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
-from math import isinf
+from math import inf
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -31,6 +31,26 @@ MOST: Final = {
     "scaleup_gb_per_s": 1e6,
     "scaleout_gb_per_s": 1e6,
     "params_b": 1e5,
+    "scaleup_gpus": 1e6,
+    "tdp_w": 1e7,
+    "price_usd_per_hour": 1e7,
+    "layers": 1e4,
+    "hidden": 1e6,
+    "heads": 1e5,
+    "kv_heads": 1e5,
+    "head_dim": 1e5,
+    "vocab": 1e8,
+    "experts": 1e5,
+    "top_k": 1e5,
+    "moe_ffn": 1e7,
+    "dense_layers": 1e4,
+    "kv_lora": 1e6,
+    "rope_dim": 1e6,
+    "nope_dim": 1e6,
+    "v_dim": 1e6,
+    "window": 1e9,
+    "window_layers": 1e4,
+    "active_params_b": 1e5,
 }
 LEAST_RIDGE, MOST_RIDGE = 1.0, 1e5  # FLOP per byte of memory
 Found = TypeVar("Found")
@@ -220,13 +240,12 @@ def presets_with(file: str | None) -> Presets:
     faults = [f"unknown table [{key}]" for key in tables if key not in ("accelerators", "models")]
     accelerators: dict[str, Accelerator] = {}
     models: dict[str, ModelShape] = {}
-    for name, fields in tables.get("accelerators", {}).items():
+    for name, fields in _rows(tables, "accelerators", faults):
         try:
-            row = msgspec.convert({"name": name, **fields}, AcceleratorRow)
-            accelerators[name] = row.build()
+            accelerators[name] = msgspec.convert({"name": name, **fields}, AcceleratorRow).build()
         except (msgspec.ValidationError, ConfigError) as error:
             faults.append(f"[accelerators.{name}]: {error}")
-    for name, fields in tables.get("models", {}).items():
+    for name, fields in _rows(tables, "models", faults):
         try:
             models[name] = msgspec.convert({"name": name, **fields}, ModelRow).build()
         except (msgspec.ValidationError, ConfigError) as error:
@@ -234,6 +253,21 @@ def presets_with(file: str | None) -> Presets:
     if faults:
         raise ConfigError("\n".join([f"cannot use the presets in {file}", *faults]))
     return Presets(presets.accelerators | accelerators, presets.models | models)
+
+
+def _rows(
+    tables: Mapping[str, Any], kind: str, faults: list[str]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The rows of a kind, by their names; what is no table is a fault."""
+    rows = tables.get(kind, {})
+    if not isinstance(rows, dict):
+        faults.append(f"{kind} must be tables, as [{kind}.NAME]")
+        return
+    for name, fields in rows.items():
+        if isinstance(fields, dict):
+            yield name, fields
+        else:
+            faults.append(f"{name} must be a table, [{kind}.{name}]")
 
 
 def _read_toml(file: str) -> dict[str, Any]:
@@ -259,12 +293,12 @@ def check_row(row: AcceleratorRow | ModelRow, *needed: str) -> None:
         for field, value in msgspec.structs.asdict(row).items()
         if isinstance(value, int | float)
     }
-    wrong = {field: value for field, value in numbers.items() if not value >= 0 or isinf(value)}
+    wrong = {field: value for field, value in numbers.items() if not 0 <= value < inf}
     wrong |= {field: numbers[field] for field in needed if not numbers[field] > 0}
     if wrong:
         raise ConfigError(f"{row.name}: must be numbers more than 0", **wrong)
     large = {
-        f"{field}={numbers[field]:g}": most
+        f"{field}={min(numbers[field], 1e300):g}": most
         for field, most in MOST.items()
         if numbers.get(field, 0) > most
     }

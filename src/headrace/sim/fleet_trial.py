@@ -33,7 +33,13 @@ NO_END_S: Final = 1e9
 WHOLE_STEP_TOKENS: Final = 1 << 17  # of a step that takes prompts whole
 TRACE_WARM_UP_SHARE: Final = 0.1  # of a trace's requests, which find caches empty
 # Student's t of 95 %, two-sided, by degrees of freedom; beyond them the normal's.
-T_95: Final = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+# fmt: off
+T_95: Final = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
+    2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
+    2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
+)
+# fmt: on
 
 
 class Traffic(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,9 +51,10 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
     load_per_s: float
     num_requests: int = 400
     trace: tuple[TraceRequest, ...] = ()  # in the order of their arrival
+    speed: float = 1.0  # of the trace, by which its times were divided
 
     @classmethod
-    def of_trace(cls, trace: Sequence[TraceRequest], slo: Slo) -> "Traffic":
+    def of_trace(cls, trace: Sequence[TraceRequest], slo: Slo, *, speed: float = 1.0) -> "Traffic":
         num, first = len(trace), trace[0]
         span_s = max(trace[-1].arrival_s - first.arrival_s, 1e-3)
         moved = (
@@ -61,7 +68,13 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
             shared_share=shareable(trace),
             slo=slo,
         )
-        return cls(profile=profile, load_per_s=num / span_s, num_requests=num, trace=tuple(moved))
+        return cls(
+            profile=profile,
+            load_per_s=num / span_s,
+            num_requests=num,
+            trace=tuple(moved),
+            speed=speed,
+        )
 
     @property
     def warm_up_s(self) -> float:
@@ -108,7 +121,8 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
     def source(self, seed: int, max_tokens: int) -> Source:
         slo = self.profile.slo
         if self.trace:
-            return TraceSource(spread(self.trace, seed), slo=slo, vocab_size=VOCAB, seed=seed)
+            requests = spread(self.trace, seed, speed=self.speed)
+            return TraceSource(requests, slo=slo, vocab_size=VOCAB, seed=seed)
         turns = self.profile.turns
         description = Synthetic(
             profile=self.profile,

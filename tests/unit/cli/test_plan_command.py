@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from headrace.cli.main import main
+from headrace.cli.plan_answer import seconds, short
 from headrace.core.cost.fitted import FittedCostModel, Link
 from headrace.core.cost.model import StepShape
 from headrace.live.cost_file import write_calibration
@@ -110,6 +111,41 @@ def test_kv_of_a_layout_and_of_the_usual_ones(capsys: pytest.CaptureFixture[str]
     assert "140 GB of weights leave no room" in err
 
 
+@pytest.mark.parametrize(
+    ("words", "layouts"),
+    [
+        (("--model", "qwen2.5-7b"), ["1 GPU", "TP2", "TP4"]),
+        (("--model", "smollm2-135m"), ["1 GPU"]),
+        (("--model", "qwen3-8b", "--gpu", "h100-pcie"), ["1 GPU", "TP2"]),
+    ],
+)
+def test_kv_of_no_layout_that_cannot_be(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...], layouts: list[str]
+) -> None:
+    assert [one["layout"] for one in figures(capsys, "kv", *words)["layouts"]] == layouts
+
+
+def test_sizes_are_shown_as_people_read_them(capsys: pytest.CaptureFixture[str]) -> None:
+    out, _ = table(capsys, "roofline", "--model", "deepseek-v3", "--gpu", "h200-sxm")
+    assert "1,342 GB" in out
+    out, _ = table(capsys, "kv", "--model", "smollm2-135m", "--length", "1", "--length", "100000")
+    assert "23 kB" in out
+    assert "2.3 GB" in out
+    assert "e+" not in out
+    assert "e-" not in out
+    assert [short(one) for one in (999.4, 999.7, 999_700.0, 1.5e18)] == [
+        "999",
+        "1k",
+        "1M",
+        "1,500P",
+    ]
+    assert [seconds(one) for one in (0.00099961, 0.9996, 24170.0)] == [
+        "1 ms",
+        "1.00 s",
+        "24,170.00 s",
+    ]
+
+
 def test_parallel_layouts(capsys: pytest.CaptureFixture[str]) -> None:
     out, err = table(capsys, "parallel", "--model", "qwen3-32b", "--gpus", "4", "--engine", "vllm")
     assert "TP2 DP2" in out
@@ -138,6 +174,16 @@ def test_routing_of_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert tokens["KV-aware"] == (100 - 4) * 512
     assert found["prompt_tokens"] == 100_000
     assert "worker 1" not in table(capsys, *words)[0]  # too many to list
+
+
+def test_routing_of_a_trace_that_names_no_blocks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "trace.csv"
+    file.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6,700,5\n")
+    found = figures(capsys, "routing", "--trace", str(file))
+    assert found["prompt_tokens"] == 700
+    assert [run["num_hits"] for run in found["policies"]] == [0, 0, 0]
 
 
 def test_own_presets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -211,6 +257,9 @@ def test_a_picture_of_claims(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         ("roofline --workload batch", "known: chat, agent, rag"),
         ("roofline --plot x.png", "pictures are SVG"),
         ("claims --plot x.png", "pictures are SVG"),
+        ("claims --plot /dev/null/x.svg", "/dev/null/x.svg: cannot be written"),
+        ("fleet --plot /proc/x.svg", "/proc/x.svg: cannot be written"),
+        ("routing --trace /dev/zero", "/dev/zero: cannot be read: not a regular file"),
         ("roofline --preset nothing", "reference-70b-h100"),
         ("roofline --preset reference-70b-h100 --tp 2", "says what runs already"),
         ("roofline --gpu rtx-4090 --tp 16", "has no link that TP16 needs"),

@@ -125,7 +125,8 @@ def test_limits_are_missed_for_a_reason(capsys: pytest.CaptureFixture[str]) -> N
         ({"requests": 0}, "--requests"),
         ({"load": -1.0}, "--load"),
         ({"policy": "best"}, "known: kv"),
-        ({"trace": "nowhere.jsonl"}, "cannot read"),
+        ({"trace": "nowhere.jsonl"}, "nowhere.jsonl: cannot be read"),
+        ({"trace": "/dev/zero"}, "not a regular file"),
         ({"trace": str(TRACE), "load": 3.0}, "--load is 3.0, and the trace has its own"),
         ({"trace": str(TRACE), "spread": 0.0}, "--spread is 0.0, and the trace has its own"),
         ({"shared": 1.0}, "--shared is 1"),
@@ -147,6 +148,11 @@ def test_a_file_has_the_names_of_flags(tmp_path: Path) -> None:
     file.write_text("load = 3.0\nrates = [[0, 1], [60, 5]]\n")
     asked = SimAsked.of(SimFlags(load=4.0), str(file))
     assert (asked.load, asked.rates) == (4.0, ((0.0, 1.0), (60.0, 5.0)))
-    file.write_text("lode = 3.0\n")
-    with pytest.raises(ConfigError, match="lode"):
-        SimAsked.of(SimFlags(), str(file))
+    for text, told in (
+        ("lode = 3.0\n", "lode"),
+        ("rates = " + "[" * 9999, "cannot simulate"),
+        ("load = " + "9" * 5000, "cannot simulate"),
+    ):
+        file.write_text(text)
+        with pytest.raises(ConfigError, match=told):
+            SimAsked.of(SimFlags(), str(file))

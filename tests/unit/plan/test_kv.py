@@ -34,6 +34,20 @@ def test_a_token_by_kind_of_attention(model: str, kind: str, bf16_bytes: int) ->
     assert found.kv_bytes_per_token_by_dtype["fp8"] * 2 == bf16_bytes
 
 
+@pytest.mark.parametrize(
+    ("model", "tp", "told"),
+    [
+        ("phi-4", 2, ""),
+        ("phi-4", 4, "TP 4 neither divides 10 KV heads nor is a multiple of them"),
+        ("phi-4", 20, ""),
+        ("qwen2.5-7b", 7, "TP 7 neither divides 4 KV heads nor is a multiple of them"),
+        ("deepseek-v3", 64, ""),
+    ],
+)
+def test_kv_heads_are_divided_evenly_or_copied_evenly(model: str, tp: int, told: str) -> None:
+    assert package_presets().model(model).layout_fault(Layout(tp=tp)) == told
+
+
 def test_a_window_keeps_long_requests_small() -> None:
     found = asked("gpt-oss-120b").kv_bytes_per_request_by_tokens
     assert found[1000] == 73_728 / 2 * (1000 + 128)

@@ -80,6 +80,13 @@ def test_all_faults_of_a_file_are_told(tmp_path: Path) -> None:
         ("memory_gb = 48", "memory_gb = 48e9", "memory_gb=4.8e.10 .at most 1e.07"),
         ("params_b = 0.1", "params_b = 100e6", "params_b=1e.08 .at most 100000"),
         ("memory_tb_per_s = 1.5", "memory_tb_per_s = 1500", "so much arithmetic .*=1500"),
+        ("layers = 4", "layers = " + "9" * 400, "layers=1e.300 .at most 10000"),
+        ("hidden = 256", "hidden = 10000000", "hidden=1e.07 .at most 1e.06"),
+        ("memory_gb = 48", "memory_gb = " + "9" * 400, r"accelerators.Mine"),
+        ("memory_gb = 48", "memory_gb = 48\nprice_usd_per_hour = inf", "price_usd_per_hour=inf"),
+        ("[models.tiny]", "[models]\nother = 3\n[models.tiny]", r"must be a table, .models.other"),
+        (OWN, "models = 3", r"models must be tables, as .models.NAME"),
+        (OWN, "accelerators = [1]", r"accelerators must be tables"),
     ],
 )
 def test_rows_that_cannot_be(tmp_path: Path, before: str, after: str, told: str) -> None:

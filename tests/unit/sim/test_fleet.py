@@ -257,5 +257,8 @@ def test_an_interval_widens_with_fewer_seeds() -> None:
     assert Interval.of([3.0]) == Interval(3.0, None, None)
     few, many = Interval.of([1.0, 3.0]), Interval.of([1.0, 3.0] * 20)
     assert few.low == pytest.approx(2.0 - 12.706)
+    # Student's t of 11 degrees of freedom; the deviation of 1 and 3 by turns is sqrt(12 / 11).
+    dozen = Interval.of([1.0, 3.0] * 6)
+    assert dozen.low == pytest.approx(2.0 - 2.201 * (12 / 11) ** 0.5 / 12**0.5)
     assert many.low is not None
     assert 1.6 < many.low < 2.0

@@ -85,6 +85,9 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
         """Why the model cannot be laid out so; "" = it can."""
         if self.num_heads % layout.tp:
             return f"TP {layout.tp} does not divide {self.num_heads} heads"
+        if self.num_heads and self.kv_ways % layout.tp and layout.tp % self.kv_ways:
+            heads = f"{self.kv_ways} KV heads"
+            return f"TP {layout.tp} neither divides {heads} nor is a multiple of them"
         if layout.pp > self.num_layers:
             return f"PP {layout.pp} is more than {self.num_layers} layers"
         if layout.ep not in (1, layout.tp * layout.dp):

@@ -5,7 +5,8 @@ bursts and ramps go together. Gaps are gamma distributed; burstiness 1 is a Pois
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
+from math import isfinite
 from random import Random
 
 import msgspec
@@ -20,6 +21,8 @@ class Arrivals(msgspec.Struct, frozen=True, kw_only=True):
     burstiness: float = 1.0  # squared coefficient of variation of the gaps; 0 = evenly spaced
 
     def __post_init__(self) -> None:
+        if not all(map(isfinite, (*chain.from_iterable(self.rates), self.burstiness))):
+            raise ConfigError("rates and burstiness must be finite numbers")
         if not self.rates or any(rate < 0.0 for _, rate in self.rates) or self.rates[-1][1] <= 0.0:
             raise ConfigError("rates must not be negative, and the last one more than 0")
         if any(after <= before for (before, _), (after, _) in pairwise(self.rates)):

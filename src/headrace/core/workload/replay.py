@@ -53,6 +53,8 @@ class TraceSource:
     def _prompt(self, index: int, request: TraceRequest) -> tuple[int, ...]:
         tokens: list[int] = []
         for block in request.blocks:
+            if len(tokens) >= request.prompt_tokens:
+                break
             tokens += self._book.text(block, request.block_tokens)
         if (missing := request.prompt_tokens - len(tokens)) > 0:
             # Behind the blocks a text of its own, from the other end of the numbers.

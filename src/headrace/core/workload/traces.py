@@ -18,6 +18,10 @@ MOONCAKE_BLOCK_TOKENS: Final = 512
 BAILIAN_BLOCK_TOKENS: Final = 16
 # Times that lie this far apart are taken for rounded ones.
 ROUNDED_S: Final = 0.5
+MAX_ARRIVAL_S: Final = 4e9  # from a trace's zero, which may be 1970
+MAX_TOKENS: Final = 1 << 24  # of a prompt, and of an answer
+# Names of blocks beyond are numbered anew, since the tokens that stand for a block are made of it.
+MAX_BLOCK: Final = 1 << 24
 
 
 class TraceRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,12 +85,15 @@ def parse_bailian(lines: Iterable[str]) -> Iterator[TraceRequest]:
 
 def parse_azure(lines: Iterable[str]) -> Iterator[TraceRequest]:
     """CSV as Azure publishes it (Splitwise, ISCA 2024; DynamoLLM, HPCA 2025): TIMESTAMP,
-    ContextTokens, GeneratedTokens. Times count from the first one. As parse_mooncake.
+    ContextTokens, GeneratedTokens. Times count from the earliest. As parse_mooncake.
     """
-    first_s: float | None = None
-    for number, row in _rows(lines, ("TIMESTAMP", "ContextTokens", "GeneratedTokens"), "Azure"):
-        at_s = _figure(number, _seconds_of, row[0])
-        first_s = at_s if first_s is None else first_s
+    columns = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+    found = [
+        (number, _figure(number, _seconds_of, row[0]), row)
+        for number, row in _rows(lines, columns, "Azure")
+    ]
+    first_s = min((at_s for _, at_s, _ in found), default=0.0)
+    for number, at_s, row in found:
         num_prompt, num_output = (_figure(number, int, cell) for cell in row[1:])
         yield _request(number, at_s - first_s, num_prompt, num_output)
 
@@ -134,7 +141,7 @@ def parse_trace(lines: Iterable[str], kind: str = "") -> list[TraceRequest]:
     found = sorted(PARSERS[kind](chain([head], lines)), key=lambda one: one.arrival_s)
     if not found:
         raise ConfigError("the trace holds no requests")
-    return found
+    return _renumbered(found)
 
 
 def kind_of(head: str) -> str:
@@ -151,15 +158,18 @@ def kind_of(head: str) -> str:
     raise ConfigError("the trace is of no known kind", hint="known: " + ", ".join(PARSERS))
 
 
-def spread(requests: Sequence[TraceRequest], seed: int) -> list[TraceRequest]:
+def spread(
+    requests: Sequence[TraceRequest], seed: int, *, speed: float = 1.0
+) -> list[TraceRequest]:
     """Times that were rounded, drawn anew within the span that was rounded away.
 
     Without that, every such span of a replay begins with a burst that never was. Traces whose times
-    are finer come back as they are. `requests` are in the order of their arrival.
+    are finer come back as they are. `requests` are in the order of their arrival; their times are
+    those of the trace divided by `speed`.
     """
     times = sorted({request.arrival_s for request in requests})
     gaps = [after - before for before, after in pairwise(times)]
-    if not gaps or min(gaps) < ROUNDED_S:
+    if not gaps or min(gaps) * speed < ROUNDED_S:
         return list(requests)
     span_s, rng = median(gaps), Random(seed)
     moved = [
@@ -179,7 +189,7 @@ def _decoded(lines: Iterable[str], kind: type[_Line], name: str) -> Iterator[tup
             continue
         try:
             yield number, decoder.decode(line)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
             raise ConfigError(
                 f"line {number} of the trace is no request: {error}",
                 hint=f"expected timestamp, input_length, output_length and hash_ids, as {name}'s",
@@ -213,6 +223,15 @@ def _request(
 ) -> TraceRequest:
     if num_prompt < 1:
         raise ConfigError(f"line {number} of the trace has an empty prompt")
+    for name, value, most in (
+        ("time", arrival_s, MAX_ARRIVAL_S),
+        ("prompt tokens", num_prompt, MAX_TOKENS),
+        ("output tokens", num_output, MAX_TOKENS),
+    ):
+        if not 0 <= value <= most:
+            raise ConfigError(
+                f"line {number} of the trace: {name} {_shown(value)}", hint=f"from 0 to {most:,.0f}"
+            )
     return TraceRequest(
         arrival_s=arrival_s,
         prompt_tokens=num_prompt,
@@ -222,15 +241,32 @@ def _request(
     )
 
 
+def _shown(value: float) -> str:
+    """A number that may have thousands of digits."""
+    return "beyond all numbers" if abs(value) >= 1e300 else f"{value:.12g}"
+
+
+def _renumbered(requests: list[TraceRequest]) -> list[TraceRequest]:
+    """Blocks by numbers in the order in which they are first seen, where their names are hashes."""
+    names = dict.fromkeys(chain.from_iterable(one.blocks for one in requests))
+    if not names or (min(names) >= 0 and max(names) < MAX_BLOCK):
+        return requests
+    number_by_name = {name: number for number, name in enumerate(names)}
+    return [
+        msgspec.structs.replace(one, blocks=tuple(number_by_name[name] for name in one.blocks))
+        for one in requests
+    ]
+
+
 _Figure = TypeVar("_Figure")
 
 
 def _figure(number: int, convert: Callable[[str], _Figure], text: str) -> _Figure:
     try:
         return convert(text)
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise ConfigError(
-            f"line {number} of the trace: {text!r} is not what belongs there"
+            f"line {number} of the trace: {text[:80]!r} is not what belongs there"
         ) from error
 
 

@@ -1,6 +1,7 @@
 """Arrivals have the rate, the burstiness and the ramps that were asked for."""
 
 from itertools import islice, pairwise, takewhile
+from math import inf, nan
 from random import Random
 from statistics import fmean, pvariance
 
@@ -48,7 +49,17 @@ def test_scaled_is_the_same_pattern_sooner() -> None:
 
 @pytest.mark.parametrize(
     ("rates", "burstiness"),
-    [((), 1.0), (((0.0, 0.0),), 1.0), (((1.0, 1.0), (1.0, 2.0)), 1.0), (((0.0, 1.0),), -1.0)],
+    [
+        ((), 1.0),
+        (((0.0, 0.0),), 1.0),
+        (((1.0, 1.0), (1.0, 2.0)), 1.0),
+        (((0.0, 1.0),), -1.0),
+        (((0.0, nan),), 1.0),
+        (((0.0, 1.0), (nan, 2.0)), 1.0),
+        (((0.0, inf),), 1.0),
+        (((0.0, 1.0), (inf, 2.0)), 1.0),
+        (((0.0, 1.0),), nan),
+    ],
 )
 def test_what_is_no_process(rates: tuple[tuple[float, float], ...], burstiness: float) -> None:
     with pytest.raises(ConfigError):

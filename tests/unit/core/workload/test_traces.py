@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from headrace.core.base.errors import ConfigError
@@ -36,6 +37,7 @@ BURST = [
     "45,ChatGPT,1087,0,1087,Conversation log",
     "118,GPT-4,417,276,693,Conversation log",
 ]
+AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens"
 BAILIAN = (
     '{"chat_id": 1, "parent_chat_id": -1, "timestamp": 0.5, "input_length": 40, '
     '"output_length": 7, "type": "text", "turn": 1, "hash_ids": [3, 4, 9]}'
@@ -94,11 +96,28 @@ def test_bailian_has_small_blocks() -> None:
         ([BURST[0], "5,ChatGPT,x,18,490,log"], "line 2 .*'x'"),
         ([BURST[0], "5,ChatGPT"], "line 2 .* 2 cells"),
         ([LINE, BURST[1]], "line 2"),
+        ([BURST[0], "nan,ChatGPT,1,1,2,log"], "line 2 .* time nan"),
+        ([BURST[0], "inf,ChatGPT,1,1,2,log"], "line 2 .* time beyond"),
+        ([BURST[0], "-1,ChatGPT,1,1,2,log"], "line 2 .* time -1"),
+        ([BURST[0], "1,ChatGPT,1,-1,0,log"], "line 2 .* output tokens -1"),
+        ([BURST[0], f"1,ChatGPT,{10**12},1,2,log"], "line 2 .* prompt tokens 1"),
+        ([BURST[0], f"1,ChatGPT,1,{'9' * 400},2,log"], "line 2 .* output tokens beyond"),
+        ([AZURE, "2023-11-16 18:15:nan,1,1"], "line 2 .* time nan"),
+        ([LINE.replace("1500", "-1500")], "line 1 .* time -1.5"),
+        ([LINE.replace("1500", "1e300")], "line 1 .* time 1e.297"),
+        ([LINE.replace("[0, 7]", "[" * 9999)], "line 1"),
     ],
 )
 def test_what_is_no_trace(lines: list[str], match: str) -> None:
     with pytest.raises(ConfigError, match=match):
         parse_trace(lines)
+
+
+def test_names_that_are_hashes_become_numbers() -> None:
+    names = [-7, 1 << 70, 3]
+    lines = [LINE.replace("0, 7", f"{one}, {names[0]}") for one in names[1:]]
+    assert [one.blocks for one in parse_trace(lines)] == [(0, 1), (2, 1)]
+    assert parse_trace([LINE])[0].blocks == (0, 7)
 
 
 def test_a_kind_that_is_said_is_believed() -> None:
@@ -118,6 +137,17 @@ def test_rounded_times_are_spread_by_the_seed() -> None:
     by_blocks = {request.blocks: request.arrival_s for request in found}
     assert all(0.0 <= one.arrival_s - by_blocks[one.blocks] < 3.1 for one in moved)
     assert spread(found, seed=3) == moved != spread(found, seed=4)
+
+
+def test_times_are_as_rounded_at_any_speed() -> None:
+    found = parse_trace(head("mooncake_head.jsonl"))
+    for speed in (0.1, 10.0):
+        faster = [msgspec.structs.replace(one, arrival_s=one.arrival_s / speed) for one in found]
+        moved = [one.arrival_s * speed for one in spread(faster, seed=3, speed=speed)]
+        assert moved == pytest.approx([one.arrival_s for one in spread(found, seed=3)])
+    fine = parse_trace(head("azure_head.csv"))
+    slower = [msgspec.structs.replace(one, arrival_s=one.arrival_s * 100) for one in fine]
+    assert spread(slower, seed=3, speed=0.01) == slower
 
 
 def test_fine_times_stay() -> None:
