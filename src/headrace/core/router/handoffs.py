@@ -76,8 +76,9 @@ def is_worth_it(now: Ns, request: RouteRequest, router: RouterCore, config: Clus
 
     if config.handoff == "never":
         return False
-    there = quote_ns(role=Role.PREFILL, max_tokens=1)
-    here = quote_ns(config.handoff_neighbour_weight, role=Role.MIXED)
+    weight = config.handoff_neighbour_weight
+    there = quote_ns(weight, role=Role.PREFILL, max_tokens=1)
+    here = quote_ns(weight, role=Role.MIXED)
     ends_there = request.max_tokens < 2
     if there is None or (here is None and not ends_there):
         return False  # whoever is refused in the end should not have heard a first token

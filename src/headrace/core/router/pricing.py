@@ -16,6 +16,7 @@ regression of its own, and with the decode side in the same currency.
 from collections.abc import Iterable, Sequence
 
 from headrace.core.base.types import NS_PER_MS, Ns
+from headrace.core.base.worker import Role
 from headrace.core.config.schema import RouterConfig
 from headrace.core.router.decision import Candidate
 from headrace.core.router.events import RouteRequest
@@ -131,10 +132,14 @@ class Pricing:
 
     def least_ns(self, workers: Sequence[Worker], neighbours: float) -> float:
         """The least cost. Each sequence that decodes beside the prompt has a token that comes later
-        by the time this takes, which counts `neighbours` times as much as the request's own.
+        by the time this takes, which counts `neighbours` times as much as the request's own. What
+        a prefill worker holds does not decode there.
         """
         return min(
-            total + neighbours * worker.num_decoding * self.terms(worker).prefill_ns
+            total
+            + neighbours
+            * (0 if worker.up.role is Role.PREFILL else worker.num_decoding)
+            * self.terms(worker).prefill_ns
             for total, worker in zip(self.totals(workers)[0], workers, strict=True)
         )
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from headrace.core.base.types import WorkerId
 from headrace.core.base.worker import Role
 from headrace.core.config.cluster import ClusterConfig
 from headrace.core.router.handoffs import is_worth_it
@@ -65,3 +66,25 @@ def test_neighbours_tokens_count_for_each_of_them() -> None:
     routing.place(names("other", 64), role=Role.PREFILL)
     assert not goes_there(routing, "auto", max_tokens=100)
     assert goes_there(routing, "auto", max_tokens=100, neighbour_weight=2)
+
+
+def test_neighbours_count_as_well_at_a_worker_of_both_kinds_of_work() -> None:
+    """It may be asked for prompts alone, and those who decode there wait all the same."""
+    routing = split(Role.PREFILL, Role.MIXED)
+    for number in (1, 2):
+        routing.place((), num_tokens=500)
+        routing.started(number)
+    assert goes_there(routing, "auto", max_tokens=100)
+    for number in range(3):  # sooner at the other one
+        routing.place(names(f"{number}", 64), role=Role.PREFILL, excluded=(WorkerId(1),))
+    assert not goes_there(routing, "auto", max_tokens=100)
+
+
+def test_what_a_prefill_worker_holds_for_others_is_nobodys_neighbour() -> None:
+    routing = split(Role.PREFILL, Role.DECODE)
+    for _ in range(16):
+        prompt = routing.place((), num_tokens=500, role=Role.PREFILL)
+        routing.started(prompt.request_id)
+        answer = routing.place((), num_tokens=500)
+        routing.started(answer.request_id)
+    assert goes_there(routing, "auto", max_tokens=100, neighbour_weight=1)
