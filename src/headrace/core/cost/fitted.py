@@ -229,14 +229,14 @@ class OnlineFit:
         self._equations = NormalEquations(NUM_STEP_FEATURES)
         self._half_life = half_life
         self._num_unfaded = 0
-        self._largest = StepShape(0, 0, 0, 0, 0)
+        self.largest = StepShape(0, 0, 0, 0, 0)
         self.num_samples = 0
 
     def add(self, shape: StepShape, elapsed_ns: Ns, scale_ns: Ns | None = None) -> None:
         """The error counts relative to `scale_ns` where that is given (see NormalEquations.add)."""
         self._equations.add(_features(shape), max(1, elapsed_ns), scale_ns)
         self.num_samples += 1
-        self._largest = self._largest.or_more(shape)
+        self.largest = self.largest.or_more(shape)
         self._num_unfaded += 1
         # Fading costs as much as a sample; an eighth of the half-life is smooth enough.
         if self._half_life is not None and self._num_unfaded * 8 >= self._half_life:
@@ -250,7 +250,7 @@ class OnlineFit:
         prior = [max(cost, 1e-6) for cost in self._prior._coefficients()]
         coefficients = self._equations.solve(prior, SLOPES)
         model = FittedCostModel._from_coefficients(name, coefficients, self._prior.links)
-        return msgspec.structs.replace(model, num_samples=self.num_samples, largest=self._largest)
+        return msgspec.structs.replace(model, num_samples=self.num_samples, largest=self.largest)
 
 
 def _mixed(num_prompt: int, num_seqs: int, context: int) -> StepShape:

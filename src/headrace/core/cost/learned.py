@@ -17,6 +17,8 @@ MIN_SAMPLES: Final = 16
 HALF_LIFE: Final = 1024
 # A fit costs a few milliseconds, and this many samples change it little.
 SAMPLES_PER_FIT: Final = 32
+# Larger steps than so many times the largest that was seen are not told of.
+FAR: Final = 8
 # Steps that only decode resemble each other, and they are the short ones, where time on the host
 # counts: once predictions are reliable, one in this many is a sample.
 DECODE_STEPS_PER_SAMPLE: Final = 8
@@ -35,6 +37,7 @@ class LearnedCost:
         self._model = first
         self._num_given = MIN_SAMPLES if fitted is None else fitted.num_samples
         self._next_fit_at = MIN_SAMPLES
+        self._most_tokens = 0  # of a step that the model is fitted to
 
     @property
     def is_reliable(self) -> bool:
@@ -70,15 +73,18 @@ class LearnedCost:
 
     def told_ns(self, num_tokens: int) -> Ns | None:
         """Of a step of so many prompt tokens, by the last fit, since whoever only looks makes no
-        new one; None before the first.
+        new one; None before the first, and where none of its steps was nearly as large: those that
+        only decode show nothing of prompts.
         """
-        has_learned = self._next_fit_at > MIN_SAMPLES
-        return self._model.step_ns(StepShape(num_tokens, 0, 0, 0, 0)) if has_learned else None
+        if FAR * self._most_tokens < num_tokens:
+            return None
+        return self._model.step_ns(StepShape(num_tokens, 0, 0, 0, 0))
 
     @property
     def current(self) -> CostModel:
         """What is known by now; for whoever asks several questions at once."""
         if self._fit.num_samples >= self._next_fit_at:
             self._model = self._fit.fit("learned from its own steps")
+            self._most_tokens = self._fit.largest.num_tokens
             self._next_fit_at = self._fit.num_samples + SAMPLES_PER_FIT
         return self._model

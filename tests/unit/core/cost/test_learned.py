@@ -57,6 +57,19 @@ def test_it_tells_what_it_has_learned_and_learns_nothing_by_telling() -> None:
     assert asked.told_ns(64) != told_ns
 
 
+def test_steps_that_only_decode_tell_nothing_of_prompts() -> None:
+    """They may take the same however many they are, as on a device that reads weights meanwhile."""
+    cost = LearnedCost(PRIOR)
+    for step_id in range(400):
+        cost.learn(step(step_id, *(1,) * (1 + step_id // 8 % 6)), Ns(6_000_000))
+    assert cost.step_ns(StepShape.of(step(0, 1, 1))) == pytest.approx(6_000_000, rel=0.1)
+    assert cost.told_ns(512) is None
+    for step_id in range(64):
+        cost.learn(step(step_id, 64), took_ns(step(0, 64)))
+    cost.step_ns(StepShape.of(step(0, 64)))
+    assert cost.told_ns(512) == pytest.approx(took_ns(step(0, 512)), rel=0.5)
+
+
 def test_decoding_alone_makes_it_reliable_too() -> None:
     cost = LearnedCost(PRIOR)
     for step_id in range(MIN_SAMPLES):
