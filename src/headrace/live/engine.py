@@ -125,6 +125,7 @@ class LiveEngine(Intake[_Own]):
     def speak_in(self, call: CallThere) -> None:
         """As Engine.speak_in."""
         self._call_speaker = call
+        self._wakes.put(None)  # the engine's thread may sleep until a step wakes it
 
     def workers(self) -> Sequence[WorkerState]:
         return ()
@@ -181,7 +182,8 @@ class LiveEngine(Intake[_Own]):
     def _speak(self) -> None:
         """In the place of the engine's thread, after a step."""
         self._take_turn()
-        if not self._say_all() or self._is_ending:
+        # What comes last must not wait to be shown until something else happens.
+        if not self._say_all() or self._is_ending or not self._is_busy:
             self._wakes.put(None)
 
     # ---- whoever has the turn
@@ -287,10 +289,11 @@ class LiveEngine(Intake[_Own]):
     def _run(self) -> None:
         while True:
             self._take_turn()
+            with self._turn:  # so that the turn of the last step is among those that follow
+                is_over = self._is_over
             self._say_all()
             self._show_all()
-            num_running = 0 if self._failure else self._device.num_steps
-            if self._is_ending and not (num_running or self._device.num_copies):
+            if is_over:
                 return
             try:
                 self._wakes.get(timeout=self._timeout_s())
@@ -338,6 +341,11 @@ class LiveEngine(Intake[_Own]):
                 due_s = max(0, due_ns - time.monotonic_ns()) / NS_PER_S
                 timeout_s = min(due_s, timeout_s or 3600.0)
         return timeout_s
+
+    @property
+    def _is_over(self) -> bool:
+        num_running = 0 if self._failure else self._device.num_steps
+        return self._is_ending and not (num_running or self._device.num_copies)
 
     @property
     def _is_busy(self) -> bool:

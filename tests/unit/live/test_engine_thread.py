@@ -3,13 +3,18 @@
 import logging
 import queue
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import pytest
 
+from headrace.core.base.events import Arrive, Cancel, EngineEffect, EngineEvent, StepDone
 from headrace.core.base.types import Ns, SeqId
+from headrace.live import engine as engine_module
 from headrace.live import intake as intake_module
 from headrace.live.engine import LiveEngine
+from headrace.live.event_log import EventLogReader
 from support.live import WAIT_S, Ear, ManualExecutor, live_engine, seq_spec, worker_spec
 
 
@@ -112,6 +117,81 @@ def test_a_speaker_that_never_comes_is_done_without(
         executor.next()
     ear.hear_ends(1)
     engine.check()
+
+
+def test_a_speaker_that_comes_while_steps_run_need_not_say_anything(
+    engine: LiveEngine, executor: ManualExecutor
+) -> None:
+    ear = Ear()
+    engine.submit([seq_spec(0, max_tokens=3)], ear)
+    executor.next()
+    while not ear.tokens:
+        ear.hear()
+    time.sleep(0.05)  # the engine's thread sleeps by now
+    engine.speak_in(lambda speak: None)
+    for _ in range(2):
+        executor.next()
+    ear.hear_ends(1)
+    engine.check()
+
+
+def test_a_last_step_without_words_is_shown_at_once(
+    executor: ManualExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_module, "SHOW_AFTER_S", 3600.0)
+    calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+    seen: queue.SimpleQueue[list[str]] = queue.SimpleQueue()
+    ear = Ear()
+
+    def end_step() -> list[str]:
+        executor.next()
+        calls.get(timeout=WAIT_S)()
+        return seen.get(timeout=WAIT_S)
+
+    with live_engine(executor, overlap="on") as engine:
+        engine.speak_in(calls.put)
+        engine.submit([seq_spec(0, max_tokens=50)], ear)
+        engine.observe(
+            lambda now, event, effects: seen.put([type(one).__name__ for one in (event, *effects)])
+        )
+        executor.next()
+        calls.get(timeout=WAIT_S)()
+        engine.cancel(SeqId(0))
+        while (told := seen.get(timeout=WAIT_S))[0] != "Cancel":
+            pass
+        while "Finish" not in told:
+            told = end_step()
+        time.sleep(0.05)  # the engine's thread sleeps by now
+        assert end_step() == ["StepDone"]
+
+
+def test_the_last_step_is_recorded_when_the_engine_is_closed(
+    executor: ManualExecutor, tmp_path: Path
+) -> None:
+    is_ending, ear = threading.Event(), Ear()
+    with live_engine(executor, event_log=tmp_path / "log", max_running_seqs=1) as engine:
+        handle = engine._core.handle
+
+        def slow(now: Ns, event: EngineEvent) -> Sequence[EngineEffect]:
+            if isinstance(event, StepDone):
+                is_ending.set()
+                time.sleep(0.1)
+            return handle(now, event)
+
+        def observe(now: Ns, event: EngineEvent, effects: Sequence[EngineEffect]) -> None:
+            if isinstance(event, Cancel):
+                assert is_ending.wait(WAIT_S)
+
+        engine._core.handle = slow  # type: ignore[method-assign]
+        engine.observe(observe)
+        engine.submit([seq_spec(0), seq_spec(1)], ear)
+        closing = threading.Thread(target=engine.close)
+        closing.start()
+        ear.hear_ends(1)
+        executor.next()
+        closing.join(WAIT_S)
+    with EventLogReader(tmp_path / "log") as frames:
+        assert [type(frame.event) for frame in frames] == [Arrive, Cancel, Cancel, StepDone]
 
 
 def test_a_speaker_that_is_gone_is_not_called_again(
