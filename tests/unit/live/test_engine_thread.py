@@ -182,7 +182,7 @@ def test_the_last_step_is_recorded_when_the_engine_is_closed(
             if isinstance(event, Cancel):
                 assert is_ending.wait(WAIT_S)
 
-        engine._core.handle = slow  # type: ignore[method-assign]
+        engine._core.handle = slow  # type: ignore[assignment]
         engine.observe(observe)
         engine.submit([seq_spec(0), seq_spec(1)], ear)
         closing = threading.Thread(target=engine.close)

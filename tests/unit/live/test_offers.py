@@ -58,12 +58,19 @@ def test_what_comes_while_a_stream_is_waited_for_is_offered_first() -> None:
 def test_an_end_is_never_offered() -> None:
     with text_engine("one two three") as (engine, _):
         offered = Offered()
-        stream = engine.stream(request(stop=["two"], max_tokens=200), offered)
-        rest = asyncio.run(collect(stream))
-        assert texts_of([*offered.deltas, *rest]) == {0: "one "}
-        assert all(delta.finish is None for delta in offered.deltas)
-        assert rest[-1].finish is not None
-        assert rest[-1].finish.stop_reason == "two"
+        taken = offered.deltas  # and those that are read, in their order
+        ends: list[bool] = []  # of those that are read
+
+        async def read() -> None:
+            async for delta in engine.stream(request(stop=["two"], max_tokens=200), offered):
+                taken.append(delta)
+                ends.append(delta.finish is not None)
+
+        asyncio.run(read())
+        assert texts_of(taken) == {0: "one "}
+        assert sum(delta.finish is not None for delta in taken) == sum(ends) == 1
+        assert taken[-1].finish is not None
+        assert taken[-1].finish.stop_reason == "two"
         assert_idle(engine.engine)
 
 

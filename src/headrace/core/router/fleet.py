@@ -145,23 +145,26 @@ class Fleet:
         still counts for each of them, by what each says now; so one that was measured too low does
         until it has computed.
         """
-        own = worker.own_predictor
-        alike = [
-            other
-            for other in self._workers.values()
-            if other is worker
-            or (_is_as_fast(other.up, worker.up) and other.own_predictor.has_same_steps(own))
-        ]
-        quickest = min(alike, key=lambda one: one.full_step_ns)
-        factor = quickest.full_step_ns / quickest.own_predictor.full_step_ns
-        predictor = quickest.own_predictor.slower(factor)
-        for other in alike:
-            other.predict_by(predictor)
+        _believe([worker, *self._others_like(worker)])
         self._note_predictors()
 
+    def _others_like(self, worker: Worker) -> list[Worker]:
+        own = worker.own_predictor
+        return [
+            other
+            for other in self._workers.values()
+            if other is not worker
+            and _is_as_fast(other.up, worker.up)
+            and other.own_predictor.has_same_steps(own)
+        ]
+
     def remove(self, worker: Worker) -> None:
+        """What it was measured to take counts on as long as its like have not computed."""
         del self._workers[worker.worker_id]
         del self._by_bit[worker.bit]
+        others = self._others_like(worker)
+        if any(other.has_told for other in others):
+            _believe(others)
         self._note_predictors()
         self._forget_answers()
 
@@ -319,6 +322,15 @@ def _is_as_fast(one: WorkerUp, other: WorkerUp) -> bool:
         other.spec.model_digest,
         other.spec.kv_dtype,
     )
+
+
+def _believe(alike: list[Worker]) -> None:
+    """Let the quickest of these count for each of them, by what each says."""
+    quickest = min(alike, key=lambda one: one.full_step_ns)
+    factor = quickest.full_step_ns / quickest.own_predictor.full_step_ns
+    predictor = quickest.own_predictor.slower(factor)
+    for other in alike:
+        other.predict_by(predictor)
 
 
 def _find_misfit(worker: Worker, request: RouteRequest) -> str:

@@ -85,6 +85,7 @@ class Worker:
         "busy_until_ns",
         "feed",
         "fresh_until_ns",
+        "has_told",
         "is_draining",
         "most_tokens",
         "name",
@@ -107,6 +108,7 @@ class Worker:
     ) -> None:
         self.own_predictor = Predictor.of(up)  # by what was measured when it started
         self._told_step_ns = 0.0
+        self.has_told = False  # what its own steps are found to take
         self.up = up
         self.spec = up.spec
         self.most_tokens = min(up.spec.max_model_len, up.spec.num_blocks * up.spec.block_size)
@@ -168,6 +170,7 @@ class Worker:
     def tells(self, load: WorkerLoad) -> bool:
         """Whether its own steps are found to take something else than it said before."""
         told_ns, known_ns = load.full_step_ns or 0.0, self.full_step_ns
+        self.has_told = self.has_told or told_ns > 0.0
         is_news = told_ns > 0.0 and abs(told_ns - known_ns) > SAME_SHARE * known_ns
         if is_news:
             self._told_step_ns = told_ns

@@ -123,3 +123,18 @@ def test_figures_that_are_none_or_no_news_change_nothing(told: float) -> None:
     predictors = routing.core._fleet.predictors
     routing.stats(0, full_step_ns=told)
     assert routing.core._fleet.predictors is predictors
+
+
+@pytest.mark.parametrize("told", [3.0, 3.5])  # of which the first is no news
+def test_one_that_is_gone_is_believed_no_longer_than_nobody_else_knows(told: float) -> None:
+    routing = Routing()
+    routing.up(0, machine="m", cost=COST.slower(3))
+    slow = prefill_ms(routing, 0)
+    routing.up(1, machine="m", cost=COST)
+    routing.down(1)
+    assert prefill_ms(routing, 0) == pytest.approx(slow / 3, rel=0.01)
+    routing.up(2, machine="m", cost=COST)
+    routing.stats(0, full_step_ns=FULL_NS * told)
+    assert prefill_ms(routing, 0) == pytest.approx(slow / 3, rel=0.01)
+    routing.down(2)
+    assert prefill_ms(routing, 0) == pytest.approx(slow * told / 3, rel=0.01)
