@@ -52,6 +52,7 @@ def target_of(url: str, flags: ServerFlags) -> Target:
         raise ConfigError(f"--extra-body is no JSON object: {error}") from error
     check_range("--timeout-s", flags.timeout_s, 0.1, 1e5)
     check_range("--max-in-flight", flags.max_in_flight, 1, 1 << 20)
+    _refuse_credentials("--metrics", flags.metrics)
     return Target(
         url=base_of(url),
         model=flags.model,
@@ -77,7 +78,14 @@ def base_of(url: str) -> str:
         is_good = False
     if not is_good:
         raise ConfigError(f"--url is {url!r}", hint="--url http://127.0.0.1:8000")
+    _refuse_credentials("--url", url)
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
+
+
+def _refuse_credentials(flag: str, url: str) -> None:
+    """Addresses stand in what is printed and written. Raises ConfigError, which shows none."""
+    if "@" in url.partition("://")[2].partition("/")[0]:
+        raise ConfigError(f"{flag} has credentials", hint="--api-key or OPENAI_API_KEY")
 
 
 def _key_of(flags: ServerFlags) -> str:

@@ -21,6 +21,8 @@ from headrace.core.base.errors import ConfigError
         ("--url ftp://x --rate 1", "--url is 'ftp://x'"),
         ("--url http://[::1 --rate 1", "--url is 'http://[::1'"),
         ("--url http://127.0.0.1:99999 --rate 1", "--url is 'http://127.0.0.1:99999'"),
+        ("--url http://me:secret@127.0.0.1:1 --rate 1", "--url has credentials"),
+        ("--url http://h:1 --metrics http://me:secret@h:1 --rate 1", "--metrics has credentials"),
         ("--url http://127.0.0.1:1 --rate 1 --api-key a\x01b", "the key has a character"),
         ("--url http://127.0.0.1:1", "nothing says when requests come"),
         ("--url http://127.0.0.1:1 --rate 1 --burst", "--rate and --burst say different times"),
@@ -34,7 +36,7 @@ from headrace.core.base.errors import ConfigError
         ("--url http://127.0.0.1:1 --rate 1 --endpoint embed", "known: chat, completions"),
         ("--url http://127.0.0.1:1 --rate 1 --extra-body [1]", "--extra-body is no JSON object"),
         ("--url http://127.0.0.1:1 --rate 1 --workload poems", "poems"),
-        ("--url http://127.0.0.1:1 --trace nowhere.jsonl", "cannot read the trace"),
+        ("--url http://127.0.0.1:1 --trace nowhere.jsonl", "nowhere.jsonl: cannot be read"),
         ("--url http://127.0.0.1:1 --rate 1 --warm-up-s 9 --duration-s 5", "--warm-up-s is 9"),
         ("--url http://127.0.0.1:1 --rate 1 --attainment 2", "--attainment is 2"),
         ("--url http://127.0.0.1:1 --rate 1", "lists no model: "),
@@ -42,7 +44,9 @@ from headrace.core.base.errors import ConfigError
 )
 def test_wrong_words(line: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "serve", *line.split()]) == 2
-    assert message in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert message in told
+    assert "secret" not in told
 
 
 def test_a_server_that_does_not_answer(capsys: pytest.CaptureFixture[str]) -> None:
