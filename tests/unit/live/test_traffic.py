@@ -58,8 +58,8 @@ def test_what_was_served_is_in_the_file_and_no_word_of_it(tmp_path: Path) -> Non
     (first, second, *choices) = serve(
         path,
         {"prompt": PROMPT, "max_tokens": 30},
-        {"prompt": PROMPT + " left", "max_tokens": 5, "user": "ann"},
-        {"prompt": PROMPT, "max_tokens": 4, "n": 2},
+        {"prompt": PROMPT + " left", "max_tokens": 12, "seed": 7, "user": "ann"},
+        {"prompt": PROMPT, "max_tokens": 12, "n": 2, "seed": 7},  # no key of the file by chance
     )
     data = path.read_bytes()
     for word in (PROMPT, "zebra", first, second, *choices, "ann", "cmpl-"):
