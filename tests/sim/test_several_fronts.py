@@ -6,9 +6,8 @@ from random import Random
 
 import pytest
 
-from headrace.cluster.wire import load_of
 from headrace.core.base.worker import Role
-from headrace.core.router.events import WorkerStats
+from headrace.core.router.events import WorkerLoad, WorkerStats
 from sim.test_lost_workers import SPLIT, check_readers, requests
 from support.cluster_world import ClusterWorld
 
@@ -123,7 +122,8 @@ def test_what_one_front_end_has_booked_the_other_hears_of_the_worker(seed: int) 
         world.advance()
     world.add_worker(Role.MIXED)
     for line in busy.lines:
-        load = load_of(busy.core.stats())
+        stats = busy.core.stats()
+        load = WorkerLoad.of(stats, stats.full_step_ns)
         num_received = 0 if line.front is ours else None
         world.handle(WorkerStats(line.worker_id, load, num_received), line.front)
     world.submit(requests(1)[0], ours)

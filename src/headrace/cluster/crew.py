@@ -25,6 +25,7 @@ from headrace.core.router.events import (
     WorkerDrain,
     WorkerKv,
     WorkerKvSnapshot,
+    WorkerLoad,
     WorkersStarting,
     WorkerStats,
 )
@@ -268,7 +269,7 @@ class Crew:
                 self._hear_turn(slot.worker_id, message)
             case wire.Beat(stats, num_received):
                 if stats is not None:
-                    load = wire.load_of(stats)
+                    load = WorkerLoad.of(stats, stats.full_step_ns)
                     self._handle(WorkerStats(slot.worker_id, load, num_received))
                     self._ask_whether_drained(slot, slot.worker_id, stats)
             case wire.Snapshot():

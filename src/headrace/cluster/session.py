@@ -162,7 +162,8 @@ class Session:
         if now - self._load_told_ns < LOAD_EVERY_NS:
             return None
         self._load_told_ns = now
-        return wire.load_of(self._engine.stats())
+        stats = self._engine.stats()
+        return WorkerLoad.of(stats, stats.full_step_ns)
 
 
 def shifted(spec: SeqSpec, shift_ns: int) -> SeqSpec:

@@ -251,20 +251,6 @@ def _machine_of(ready: Ready) -> str:
     return f"{place.partition(':')[0]} {ready.config.device}" if kind == "shm" else ""
 
 
-def load_of(stats: EngineStats) -> WorkerLoad:
-    """What a router wants to know of a worker's state."""
-    return WorkerLoad(
-        num_running=stats.num_running,
-        num_waiting=stats.num_waiting,
-        num_queued_prefill_tokens=stats.num_prefill_tokens,
-        num_kv_tokens=stats.num_kv_tokens,
-        num_free_blocks=stats.num_free_blocks,
-        num_cached_blocks=stats.num_cached_blocks,
-        num_pinned_blocks=stats.num_pinned_blocks,
-        full_step_ns=stats.full_step_ns,
-    )
-
-
 class OtherProtocol(TransferError):
     """Whoever says this is of another version. Nothing of it has been read but that."""
 

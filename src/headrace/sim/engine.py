@@ -10,7 +10,7 @@ first.
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
@@ -33,11 +33,13 @@ from headrace.core.router.events import WorkerLoad
 from headrace.core.telemetry import RequestRecord, Telemetry
 from headrace.core.telemetry.runs import Stretch
 from headrace.sim.cores import SharedCores
-from headrace.sim.loads import LoadReport, load_of
 from headrace.sim.runtime import SimRuntime
 from headrace.sim.steps import ListedSteps
 from headrace.sim.untold import Run, Untold
 from headrace.sim.way import MAX_STEPS, Way
+
+if TYPE_CHECKING:
+    from headrace.sim.loads import LoadReport
 
 TokenTimes = Mapping[SeqId, Sequence[Ns]]
 NO_TIMES: Final[TokenTimes] = {}
@@ -114,7 +116,7 @@ class SimEngine:
         if way is not None:
             self._pass_to(way, min(way.num_done(at_ns), way.looked_at - 1))
             return way.load(self.core, at_ns)
-        return load_of(self.core.stats())
+        return WorkerLoad.of(self.core.stats())
 
     def stats(self) -> EngineStats:
         """As of now; a glide need not end for it."""

@@ -5,7 +5,6 @@ matters, and before anything else that the router books there.
 from collections.abc import Callable, Iterator
 
 from headrace.core.base.types import Ns, WorkerId
-from headrace.core.engine.stats import EngineStats
 from headrace.core.router.events import WorkerLoad, WorkerStats
 
 
@@ -62,15 +61,3 @@ class UnheardLoads:
         for worker_id in list(self._reports):
             if (late := self.take(worker_id)) is not None:
                 yield late
-
-
-def load_of(stats: EngineStats) -> WorkerLoad:
-    return WorkerLoad(
-        num_running=stats.num_running,
-        num_waiting=stats.num_waiting,
-        num_queued_prefill_tokens=stats.num_prefill_tokens,
-        num_kv_tokens=stats.num_kv_tokens,
-        num_free_blocks=stats.num_free_blocks,
-        num_cached_blocks=stats.num_cached_blocks,
-        num_pinned_blocks=stats.num_pinned_blocks,
-    )

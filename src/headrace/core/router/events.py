@@ -13,6 +13,7 @@ from headrace.core.base.request import Slo
 from headrace.core.base.types import Ns, WorkerId
 from headrace.core.base.worker import Role
 from headrace.core.cost.fitted import FittedCostModel
+from headrace.core.engine.stats import EngineStats
 from headrace.core.router.decision import Decision
 
 
@@ -57,6 +58,20 @@ class WorkerLoad(msgspec.Struct, frozen=True, kw_only=True):
     num_pinned_blocks: int | float
     # Of a step full of prompts, as far as its own steps have shown.
     full_step_ns: int | float | None = None
+
+    @classmethod
+    def of(cls, stats: EngineStats, full_step_ns: int | None = None) -> "WorkerLoad":
+        """What a router wants to know of a worker's state, and of its steps where it says that."""
+        return cls(
+            num_running=stats.num_running,
+            num_waiting=stats.num_waiting,
+            num_queued_prefill_tokens=stats.num_prefill_tokens,
+            num_kv_tokens=stats.num_kv_tokens,
+            num_free_blocks=stats.num_free_blocks,
+            num_cached_blocks=stats.num_cached_blocks,
+            num_pinned_blocks=stats.num_pinned_blocks,
+            full_step_ns=full_step_ns,
+        )
 
 
 # ---- events
