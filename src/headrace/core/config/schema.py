@@ -40,7 +40,7 @@ class DeviceConfig:
     isa: str = setting(
         "auto",
         "instruction set of the native backend",
-        choices=("auto", "avx512", "avx2", "neon", "portable"),
+        choices=("auto", "amx", "avx512", "avx2", "neon", "portable"),
     )
     activations: str = setting(
         "auto",

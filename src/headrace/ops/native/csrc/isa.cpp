@@ -2,6 +2,12 @@
 
 #include "memory.h"
 
+#if defined(HEADRACE_HAVE_AMX) && !defined(HEADRACE_EMULATE_AVX512)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #if defined(HEADRACE_HAVE_NEON) && defined(__linux__)
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
@@ -14,6 +20,9 @@ const Kernels* avx2_kernels() { return nullptr; }
 #endif
 #if !defined(HEADRACE_HAVE_AVX512)
 const Kernels* avx512_kernels() { return nullptr; }
+#endif
+#if !defined(HEADRACE_HAVE_AMX)
+const Kernels* amx_kernels() { return nullptr; }
 #endif
 #if !defined(HEADRACE_HAVE_NEON)
 const Kernels* neon_kernels() { return nullptr; }
@@ -51,6 +60,22 @@ bool cpu_has_avx512() {
 #endif
 }
 
+bool cpu_has_amx() {
+#if !defined(HEADRACE_HAVE_AMX)
+  return false;
+#elif defined(HEADRACE_EMULATE_AVX512)
+  return true;
+#else
+  constexpr unsigned kTile = 1u << 24, kInt8 = 1u << 25, kBf16 = 1u << 22, kAll = kTile | kInt8 | kBf16;
+  unsigned eax, ebx, ecx, edx;
+  if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) || (edx & kAll) != kAll) return false;
+  // Linux keeps the registers' state only for processes that have asked for it; it says no where it does not know them.
+  constexpr long kRequest = 0x1023, kTileData = 18;
+  static const bool granted = syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
+  return granted && cpu_has_avx512();
+#endif
+}
+
 }  // namespace
 
 std::vector<const Kernels*> usable_kernels() {
@@ -58,13 +83,14 @@ std::vector<const Kernels*> usable_kernels() {
   if (cpu_has_neon()) usable.push_back(neon_kernels());
   if (cpu_has_avx2()) usable.push_back(avx2_kernels());
   if (cpu_has_avx512()) usable.push_back(avx512_kernels());
+  if (cpu_has_amx()) usable.push_back(amx_kernels());
   return usable;
 }
 
 const Kernels& find_kernels(const std::string& name) {
   const auto usable = usable_kernels();
 #if defined(HEADRACE_EMULATE_AVX512)
-  if (name == "auto" && usable.size() > 2) return *usable[usable.size() - 2];
+  if (name == "auto") return *usable[1];
 #endif
   if (name == "auto") return *usable.back();
   std::string names;

@@ -217,6 +217,7 @@ struct Kernels {
 const Kernels* portable_kernels();
 const Kernels* avx2_kernels();    // null where not compiled in
 const Kernels* avx512_kernels();  // null where not compiled in
+const Kernels* amx_kernels();     // null where not compiled in
 const Kernels* neon_kernels();    // null where not compiled in
 
 }  // namespace headrace

@@ -15,6 +15,9 @@ const LimitLoops* avx2_limits() { return nullptr; }
 #if !defined(HEADRACE_HAVE_AVX512)
 const LimitLoops* avx512_limits() { return nullptr; }
 #endif
+#if !defined(HEADRACE_HAVE_AMX)
+const LimitLoops* amx_limits() { return nullptr; }
+#endif
 #if !defined(HEADRACE_HAVE_NEON)
 const LimitLoops* neon_limits() { return nullptr; }
 #endif
@@ -28,7 +31,7 @@ constexpr double kPieceSeconds = 0.002;
 
 const LimitLoops& loops_of(const std::string& isa) {
   const Kernels& kernels = find_kernels(isa);  // fails where it is not usable
-  for (const LimitLoops* loops : {portable_limits(), avx2_limits(), avx512_limits(), neon_limits()})
+  for (const LimitLoops* loops : {portable_limits(), avx2_limits(), avx512_limits(), amx_limits(), neon_limits()})
     if (loops && std::string(loops->isa) == kernels.name) return *loops;
   fail("no limits are known of instruction set ", kernels.name);
 }

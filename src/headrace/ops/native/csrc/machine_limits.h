@@ -32,6 +32,7 @@ inline constexpr size_t kReadBytes = 256;
 const LimitLoops* portable_limits();
 const LimitLoops* avx2_limits();    // null where it is not compiled in
 const LimitLoops* avx512_limits();  // the same
+const LimitLoops* amx_limits();     // the same
 const LimitLoops* neon_limits();    // the same
 
 // Bytes per second at which all threads of `pool` together read `bytes` of memory, in the fastest pass of those that
