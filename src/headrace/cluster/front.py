@@ -282,4 +282,4 @@ class ClusterEngine(Intake[Restart]):
             self._handle(EndAll(FinishReason.ERROR, text))
         except Exception:
             _log.exception("what is under way is lost")
-            self._listeners.end_all(self._now, NOTHING, text)
+            self._listeners.end(self._listeners.living(), self._now, NOTHING, text)

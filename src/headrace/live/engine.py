@@ -264,7 +264,8 @@ class LiveEngine(Intake[_Own]):
     ) -> None:
         """Whatever it was, the core can no longer be trusted."""
         self._failure = f"{type(error).__name__}: {error}"
-        self._untold.append(Turn(now, event, effects, event is not _NOTHING, error))
+        living = self._listeners.living()
+        self._untold.append(Turn(now, event, effects, event is not _NOTHING, error, living))
 
     def _say_all(self) -> bool:
         """What turns have to say to clients, in their order. Whether it was nothing but tokens."""
@@ -327,8 +328,9 @@ class LiveEngine(Intake[_Own]):
             return
         _log.critical("engine has failed", exc_info=turn.error)
         self._recorder.flush()
+        text = f"the engine has failed: {self._failure}"
         with self._speaking:
-            self._listeners.end_all(turn.now, turn.event, f"the engine has failed: {self._failure}")
+            self._listeners.end(turn.lost, turn.now, turn.event, text)
 
     def _timeout_s(self) -> float | None:
         """Seconds until there is something to do without a message; None = never."""

@@ -124,9 +124,13 @@ class Listeners:
             except Exception:
                 _log.exception("observer failed")
 
-    def end_all(self, now: Ns, event: EngineEvent, error: str) -> None:
-        """The last word to all that live, where the core can give none."""
-        words = [heard.last_word(seq_id, error) for seq_id, heard in self._living.items()]
+    def end(self, seq_ids: Sequence[SeqId], now: Ns, event: EngineEvent, error: str) -> None:
+        """The last word to those of these that live, where the core can give none."""
+        words = [
+            heard.last_word(seq_id, error)
+            for seq_id in seq_ids
+            if (heard := self._living.get(seq_id)) is not None
+        ]
         self.tell(now, event, words)
 
     def _say(self, seq_id: SeqId, effect: EngineEffect) -> None:

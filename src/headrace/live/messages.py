@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from headrace.core.base.events import Cancel, EngineEffect, EngineEvent
 from headrace.core.base.request import SeqSpec
-from headrace.core.base.types import Ns
+from headrace.core.base.types import Ns, SeqId
 from headrace.live.listeners import Sink
 
 
@@ -46,6 +46,7 @@ class Turn:
     effects: Sequence[EngineEffect]
     is_recorded: bool = True
     error: Exception | None = None  # of the core, which cannot be trusted any more
+    lost: Sequence[SeqId] = ()  # that lived then: whoever comes later is refused in a later turn
 
 
 CallThere: TypeAlias = Callable[[Callable[[], None]], object]

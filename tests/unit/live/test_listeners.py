@@ -22,7 +22,8 @@ def test_last_words_add_up_with_what_was_said_before() -> None:
         Admitted(SeqId(1), 0),
     ]
     listeners.tell(Ns(1), Arrive(specs), said)
-    listeners.end_all(Ns(2), Arrive(()), "all is lost")
+    nobody = SeqId(7)
+    listeners.end([*listeners.living(), nobody], Ns(2), Arrive(()), "all is lost")
     ear.hear_ends(3)
     num_prompt = len(specs[0].prompt_tokens)
     assert ear.finish(0) == Finish(
