@@ -30,3 +30,10 @@ def test_the_wheel_holds_the_package_and_its_native_part(tmp_path: Path) -> None
     sources = {p.relative_to(ROOT / "src").as_posix() for p in ROOT.glob("src/headrace/**/*.py")}
     assert sources <= set(names)
     assert wheel.stat().st_size < 4 << 20
+
+
+def test_mypyc_understands_the_machines(tmp_path: Path) -> None:
+    """Or a wheel has them interpreted, and only a warning of its build would tell."""
+    script = [sys.executable, str(ROOT / "cmake" / "compiled_core.py")]
+    subprocess.run([*script, str(ROOT / "src"), str(tmp_path)], check=True)
+    assert "headrace_add_extension(headrace.core." in (tmp_path / "sources.cmake").read_text()

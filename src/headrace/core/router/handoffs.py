@@ -71,7 +71,7 @@ def is_worth_it(now: Ns, request: RouteRequest, router: RouterCore, config: Clus
     and the way from there something. What ends with its first token ends there.
     """
 
-    def quote_ns(neighbours: float = 0.0, **changes: object) -> float | None:
+    def quote_ns(neighbours: float, **changes: object) -> float | None:
         return router.quote_ns(now, msgspec.structs.replace(request, **changes), neighbours)
 
     if config.handoff == "never":
@@ -86,5 +86,5 @@ def is_worth_it(now: Ns, request: RouteRequest, router: RouterCore, config: Clus
         return True
     if ends_there:
         return there <= here
-    rest = quote_ns(role=Role.MIXED, num_tokens=1, block_names=())
+    rest = quote_ns(0.0, role=Role.MIXED, num_tokens=1, block_names=())
     return rest is not None and there + config.handoff_ms * NS_PER_MS + rest < here
