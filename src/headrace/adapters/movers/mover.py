@@ -27,6 +27,10 @@ class Source(Protocol):
         self, names: Sequence[bytes], pool: SharedPool, block_ids: Sequence[BlockId]
     ) -> int: ...
 
+    def stop(self) -> None:
+        """A copy that is under way ends soon, and no other begins. From any thread."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -56,6 +60,7 @@ class PoolMover:
         self._inbox: queue.SimpleQueue[tuple[StartCopy, OnCopyDone] | None] = queue.SimpleQueue()
         self._sources: dict[str, Source] = {}
         self._is_closed = False
+        self._lock = threading.Lock()  # over the sources, and whether copies may begin
         self._thread = threading.Thread(target=self._run, name="headrace-mover", daemon=True)
         self._thread.start()
 
@@ -75,8 +80,14 @@ class PoolMover:
         self._inbox.put((copy, on_done))
 
     def close(self) -> None:
+        """Waits for no copy, but for a lender that is just being called: so long as its patience.
+        Idempotent.
+        """
         if not self._is_closed:
-            self._is_closed = True
+            with self._lock:
+                self._is_closed = True
+                for source in self._sources.values():
+                    source.stop()
             for server in self._servers:
                 server.close()
             self._inbox.put(None)
@@ -106,18 +117,27 @@ class PoolMover:
     def _copy(self, copy: StartCopy) -> int:
         source = self._sources.get(copy.source)
         if source is None:
-            source = self._sources[copy.source] = self._open(copy.source)
+            source = self._open(copy.source)
+            with self._lock:
+                self._sources[copy.source] = source
+                if self._is_closed:
+                    source.stop()
         try:
             return source.copy(copy.names, self.pool, copy.block_ids)
         except TransferError:
-            self._sources.pop(copy.source).close()
+            self._drop(copy.source)
             raise
+
+    def _drop(self, place: str) -> None:
+        with self._lock:  # so that nobody stops what is closed
+            source = self._sources.pop(place)
+        source.close()
 
     def _open(self, place: str) -> Source:
         """The nearest way to it."""
         # Mappings of pools whose owners are gone hold their memory: let go of these.
         for other in [one for one in self._sources if is_here(one) and not is_alive(one)]:
-            self._sources.pop(other).close()
+            self._drop(other)
         addresses = place.split(BETWEEN)
         if is_here(place) or len(addresses) == 1:
             return SharedSource(addresses[0], self.pool.block_bytes)
@@ -125,5 +145,7 @@ class PoolMover:
             try:
                 return NixlSource(addresses[2], self._nixl, self._secret)
             except TransferError as fault:
+                if self._is_closed:
+                    raise
                 _log.warning("KV comes over TCP instead: %s", fault)
         return TcpSource(addresses[1], self.pool.block_bytes, self._secret)

@@ -91,7 +91,7 @@ class NixlAgent:
         self.pool = pool
         self._nixl: Any = bindings()
         self._lock = threading.Lock()  # over what follows
-        self._is_closed = False
+        self._is_closed = self._is_stopping = False
         self._stuck: list[tuple[int, mmap.mmap]] = []
         self._num_bytes = pool.file.offset + pool.num_blocks * pool.block_bytes
         self._memory = mmap.mmap(pool.file.fd, self._num_bytes)
@@ -147,6 +147,10 @@ class NixlAgent:
                     with staged[place * size : (place + 1) * size] as block:
                         self.pool.write(block_id, block)
 
+    def stop(self) -> None:
+        """Wait for no read any more. From any thread."""
+        self._is_stopping = True
+
     def close(self) -> None:
         """What is stuck stays mapped, since somebody may still write to it."""
         with self._lock:
@@ -179,7 +183,7 @@ class NixlAgent:
         try:
             status = self._agent.postXferReq(request, "")
             until_s = time.monotonic() + PATIENCE_S
-            while status == nixl.NIXL_IN_PROG and time.monotonic() < until_s:
+            while self._waits(status) and time.monotonic() < until_s:
                 time.sleep(POLL_S)
                 status = self._agent.getXferStatus(request)
         except Exception as error:
@@ -187,8 +191,12 @@ class NixlAgent:
             raise TransferError(f"NIXL cannot read: {error}") from error
         if status != nixl.NIXL_SUCCESS:
             self._leave_staging(request)
-            raise TransferError(f"NIXL has not read within {PATIENCE_S:g} s")
+            why = "the worker is ending" if self._is_stopping else f"not within {PATIENCE_S:g} s"
+            raise TransferError(f"NIXL has not read: {why}")
         self._agent.releaseXferReq(request)
+
+    def _waits(self, status: object) -> bool:
+        return bool(status == self._nixl.NIXL_IN_PROG) and not self._is_stopping
 
     def _leave_staging(self, request: int) -> None:
         """Late bytes may still come to where they were to come."""
@@ -242,6 +250,7 @@ class NixlSource:
             self._line.send(b"")
             description = self._line.receive(MAX_METADATA_BYTES)
             self._name, self._start, self._num_blocks = agent.meet(description)
+            self._line.take_time()
         except (EOFError, OSError) as error:
             self._line.socket.close()
             raise TransferError(f"{address!r} does not answer") from error
@@ -266,6 +275,10 @@ class NixlSource:
             (count for count, (old, new) in enumerate(pairs) if old != new),
             min(len(where), len(after)),
         )
+
+    def stop(self) -> None:
+        self._line.stop()
+        self._agent.stop()
 
     def close(self) -> None:
         self._line.socket.close()

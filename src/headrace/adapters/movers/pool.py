@@ -93,6 +93,7 @@ class SharedSource:
         self._offset = _blocks_offset(num_blocks)
         self._block_bytes = block_bytes
         self._num_blocks = num_blocks
+        self._is_stopped = False
         try:
             own = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
             try:
@@ -109,13 +110,16 @@ class SharedSource:
         """How many blocks have come, from the first one on."""
         for count, (name, block_id) in enumerate(zip(names, block_ids, strict=True)):
             index = _find(self._memory, name, self._num_blocks)
-            if index is None:
+            if index is None or self._is_stopped:
                 return count
             start = self._offset + index * self._block_bytes
             pool.fill_from(block_id, self._memory, start)
             if not _has(self._memory, index, name):
                 return count
         return len(names)
+
+    def stop(self) -> None:
+        self._is_stopped = True
 
     def close(self) -> None:
         self._memory.close()

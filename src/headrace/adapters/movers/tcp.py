@@ -61,6 +61,16 @@ class BlockStream:
         self._writer = FrameWriter(direction_key(key, sends))
         self._reader = FrameReader(direction_key(key, hears))
 
+    def take_time(self) -> None:
+        """Only the next bytes have to come soon from here on, however many there are."""
+        self.until_s = None
+        self.socket.settimeout(PATIENCE_S)
+
+    def stop(self) -> None:
+        """Whoever waits here for something has an error. From any thread."""
+        with suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
+
     def send(self, payload: bytes) -> None:
         self._pass_on(self._writer.header(payload), payload)
 
@@ -176,8 +186,9 @@ class BlockServer:
             with suppress(OSError):
                 stream.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+        until_s = time.monotonic() + PATIENCE_S
         for thread in threads:
-            thread.join(PATIENCE_S)
+            thread.join(max(0.0, until_s - time.monotonic()))
 
     def _accept(self) -> None:
         is_in_trouble = False
@@ -209,8 +220,7 @@ class BlockServer:
                 line = BlockStream(stream, self._secret, FROM_LENDER, TO_LENDER, until_s=until_s)
                 while True:
                     names = line.receive(MAX_NAMES * NAME_BYTES)
-                    line.until_s = None  # it has shown that it knows the secret
-                    stream.settimeout(PATIENCE_S)
+                    line.take_time()  # it has shown that it knows the secret
                     if len(names) % NAME_BYTES:
                         raise TransferError(f"a request of {len(names)} bytes is none for blocks")
                     self._lend(line, names)
@@ -240,6 +250,7 @@ class TcpSource:
     def __init__(self, address: str, block_bytes: int, secret: bytes) -> None:
         """As `open_stream`."""
         self._line = open_stream(address, BlockServer.kind, block_bytes, secret)
+        self._line.take_time()
 
     def copy(self, names: Sequence[bytes], pool: SharedPool, block_ids: Sequence[BlockId]) -> int:
         """How many blocks have come, from the first one on. TransferError where the stream broke:
@@ -257,14 +268,18 @@ class TcpSource:
             raise BrokenCopy(count, str(error) or "the lender is gone") from error
         return count
 
+    def stop(self) -> None:
+        self._line.stop()
+
     def close(self) -> None:
         self._line.socket.close()
 
 
 def open_stream(address: str, kind: str, block_bytes: int, secret: bytes) -> BlockStream:
-    """To a lender of this kind. TransferError where there is no such pool, or its blocks are of
-    another size.
+    """To a lender of this kind, which has PATIENCE_S from here on until `take_time`. TransferError
+    where there is no such pool, or its blocks are of another size.
     """
+    until_s = time.monotonic() + PATIENCE_S
     try:
         its_kind, size, port, host = address.split(":", 3)
         if its_kind != kind or int(size) != block_bytes:
@@ -275,7 +290,7 @@ def open_stream(address: str, kind: str, block_bytes: int, secret: bytes) -> Blo
     except OSError as error:
         raise TransferError(f"{address!r} cannot be reached: {error}") from error
     try:
-        return BlockStream(stream, secret, TO_LENDER, FROM_LENDER)
+        return BlockStream(stream, secret, TO_LENDER, FROM_LENDER, until_s=until_s)
     except (EOFError, OSError) as error:
         stream.close()
         raise TransferError(f"{address!r} does not answer") from error
