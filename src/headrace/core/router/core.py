@@ -78,13 +78,11 @@ class RouterCore:
         """Why the request went where it went last; None once it is forgotten."""
         return self._decisions.find(request_id)
 
-    def quote_ns(self, now: Ns, request: RouteRequest, neighbours: float = 0.0) -> float | None:
-        """The least predicted cost of the request, in ns; None where nobody takes its role.
-        `neighbours` is what delays of their tokens by its prompt count.
-        """
+    def quote_ns(self, now: Ns, request: RouteRequest) -> float | None:
+        """The least predicted cost of the request, in ns; None where nobody takes its role."""
         survey = self._fleet.survey(now, request)
         workers = [*survey.usable, *survey.full]
-        return self._price(now, request).least_ns(workers, neighbours) if workers else None
+        return min(self._totals(survey, self._price(now, request), workers)[0]) if workers else None
 
     def due_ns(self, now: Ns, worker_id: WorkerId) -> int:
         """Prefill that is due at this worker, in ns; 0 where it is not up."""
@@ -192,17 +190,12 @@ class RouterCore:
             retry_s = max(1.0, self._room.prefill_ns / max(1, len(self._fleet)) / NS_PER_S)
             self._reject(queue_full(request.request_id, len(self._room), retry_s), effects)
         else:
-            self._wait(now, survey, pricing, best, effects)
+            self._wait(survey, pricing, best, effects)
 
     def _wait(
-        self,
-        now: Ns,
-        survey: Survey,
-        pricing: Pricing,
-        best: Choice | None,
-        effects: list[RouterEffect],
+        self, survey: Survey, pricing: Pricing, best: Choice | None, effects: list[RouterEffect]
     ) -> None:
-        request = pricing.request
+        now, request = pricing.now, pricing.request
         prefill_ns = self._fleet.any_predictor.prefill_ns(max(1, request.num_tokens), 0)
         waiting = self._room.add(now, request, prefill_ns)
         if best is not None:
@@ -287,11 +280,18 @@ class RouterCore:
         workers = [*survey.usable, *survey.full] if policy == "kv" else survey.usable
         if not workers:
             return None
+        totals, blind = self._totals(survey, pricing, workers)
+        index, num_tied = self._chooser.choose(policy, workers, totals, pricing, self._fleet)
+        return Choice(workers, totals, blind, index, num_tied, index < len(survey.usable))
+
+    def _totals(
+        self, survey: Survey, pricing: Pricing, workers: list[Worker]
+    ) -> tuple[list[float], int]:
+        """As Pricing's; where there is no room, others may wait for it, too."""
         totals, blind = pricing.totals(workers)
         for index in range(len(survey.usable), len(workers)):
             totals[index] += self._room.held_ns(workers[index].worker_id)
-        index, num_tied = self._chooser.choose(policy, workers, totals, pricing, self._fleet)
-        return Choice(workers, totals, blind, index, num_tied, index < len(survey.usable))
+        return totals, blind
 
     def _dispatch(
         self,

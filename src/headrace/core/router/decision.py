@@ -15,8 +15,9 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     prefill_ms: float  # of the tokens that are not cached
     transfer_ms: float  # of the blocks that it would fetch from another worker
     interference_ms: float  # by the sequences that decode there, over the request's life
-    total_ms: float  # what is compared: the four by their weights
+    total_ms: float  # what is compared: the five by their weights
     stats_age_ms: float | None  # of what it told about its load; None = it never did
+    neighbours_ms: float = 0.0  # by which others' tokens there come later, as far as that counts
     num_fetched_blocks: int = 0
     fetch_from: WorkerId | None = None
 

@@ -37,6 +37,8 @@ class RouteRequest(msgspec.Struct, frozen=True, kw_only=True):
     excluded: tuple[WorkerId, ...] = ()  # workers it died on
     is_migration: bool = False  # it ran already: goes first, and is not refused for being late
     is_coming: bool = False  # its prompt is computed elsewhere, and its KV comes from there
+    # What the delay of each sequence that decodes beside its prompt counts, beside one of its own.
+    neighbour_weight: float = 0.0
     model_digest: str = ""  # as in WorkerSpec; empty = any
     role: Role = Role.MIXED  # what is asked for: PREFILL or DECODE for one part of the work
 

@@ -21,7 +21,6 @@ from headrace.core.base.events import (
 from headrace.core.base.plan import WorkerSpec
 from headrace.core.base.request import FinishReason, SeqSpec
 from headrace.core.base.types import SeqId, WorkerId
-from headrace.core.base.worker import Role
 from headrace.core.kv.names import BlockChain, root_name
 from headrace.core.router.events import RouteReject, RouteRequest
 
@@ -199,9 +198,10 @@ class Flight:
             adapter=part.spec.adapter,
         )
 
-    def as_request(self, of: WorkerSpec | None) -> RouteRequest:
+    def as_request(self, of: WorkerSpec | None, neighbour_weight: float = 0.0) -> RouteRequest:
         """As the router sees it: what is known of it, and what is still to come. Its blocks have
-        the names that any worker gives them, since all serve the same model.
+        the names that any worker gives them, since all serve the same model. The weight counts
+        until it is handed on.
         """
         spec = self.specs[0]
         tokens = self._known_tokens()
@@ -225,7 +225,7 @@ class Flight:
             deadline_ns=spec.deadline_ns,
             excluded=self.excluded,
             is_migration=self.num_migrations > 0 or self.lender is not None,
-            role=Role.PREFILL if self.is_prefilling else Role.MIXED,
+            neighbour_weight=neighbour_weight if self.lender is None else 0.0,
         )
 
     def _known_tokens(self) -> tuple[int, ...]:

@@ -53,7 +53,7 @@ from headrace.core.router.events import (
     WorkerUp,
 )
 from headrace.core.router.flight import Flight, Said, Word
-from headrace.core.router.handoffs import Legs, as_coming, is_worth_it
+from headrace.core.router.handoffs import Legs, as_coming, as_prompt, is_worth_it
 from headrace.core.router.members import Members
 
 PROGRESS_TOKENS: Final = 256  # output after which the router hears of it again
@@ -137,7 +137,7 @@ class FrontCore:
         return sum(flight.worker_id == worker_id for flight in self._flights.values())
 
     def due_ns(self, now: Ns, worker_id: WorkerId) -> int:
-        """Prefill that is due at this worker, as the router has booked it."""
+        """As RouterCore.due_ns."""
         return self._router.due_ns(now, worker_id)
 
     def waiting_for(self) -> list[Role]:
@@ -163,9 +163,7 @@ class FrontCore:
                     raise InvariantError("a request has lost a sequence", seq_id=seq_id)
         num_seqs = sum(len(flight) for flight in self._flights.values())
         if num_seqs != len(self._flight_of) or any(f.is_over for f in self._flights.values()):
-            raise InvariantError(
-                "sequences do not add up", of_requests=num_seqs, living=len(self._flight_of)
-            )
+            raise InvariantError("sequences do not add up", seqs=num_seqs, living=self.num_living)
 
     # ---- the machine
 
@@ -350,7 +348,8 @@ class FrontCore:
     def _send(self, flight: Flight, effects: list[FrontEffect]) -> None:
         """Let the router find a worker for it: one that decodes, where none is for prompts."""
         flight.is_prefilling = flight.is_prefilling and self._workers.has_prefill
-        self._route(RouteArrive(self._request(flight)), effects)
+        request = self._request(flight)
+        self._route(RouteArrive(as_prompt(request) if flight.is_prefilling else request), effects)
 
     def _route(self, event: RouterEvent, effects: list[FrontEffect]) -> None:
         for effect in self._router.handle(self._now, event):
@@ -385,7 +384,8 @@ class FrontCore:
         return Forward(worker_id, Arrive(flight.begin(worker_id, self._workers.address(holder))))
 
     def _request(self, flight: Flight) -> RouteRequest:
-        return flight.as_request(self._workers.spec)
+        weight = self._config.handoff_neighbour_weight if self._workers.has_prefill else 0.0
+        return flight.as_request(self._workers.spec, weight)
 
     # ---- words
 

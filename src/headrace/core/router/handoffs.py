@@ -62,23 +62,23 @@ class Legs:
 def as_coming(request: RouteRequest, request_id: int) -> RouteRequest:
     """What the router is to find a worker for beforehand, under an id of its own."""
     return msgspec.structs.replace(
-        request, request_id=request_id, role=Role.MIXED, is_migration=True, is_coming=True
+        request, request_id=request_id, neighbour_weight=0.0, is_migration=True, is_coming=True
     )
+
+
+def as_prompt(request: RouteRequest) -> RouteRequest:
+    """Its prompt and first token alone."""
+    return msgspec.structs.replace(request, role=Role.PREFILL, max_tokens=1)
 
 
 def is_worth_it(now: Ns, request: RouteRequest, router: RouterCore, config: ClusterConfig) -> bool:
     """Whether a prefill worker should compute the prompt: it costs the decoding ones nothing there,
     and the way from there something. What ends with its first token ends there.
     """
-
-    def quote_ns(neighbours: float, **changes: object) -> float | None:
-        return router.quote_ns(now, msgspec.structs.replace(request, **changes), neighbours)
-
     if config.handoff == "never":
         return False
-    weight = config.handoff_neighbour_weight
-    there = quote_ns(weight, role=Role.PREFILL, max_tokens=1)
-    here = quote_ns(weight, role=Role.MIXED)
+    there = router.quote_ns(now, as_prompt(request))
+    here = router.quote_ns(now, request)
     ends_there = request.max_tokens < 2
     if there is None or (here is None and not ends_there):
         return False  # whoever is refused in the end should not have heard a first token
@@ -86,5 +86,6 @@ def is_worth_it(now: Ns, request: RouteRequest, router: RouterCore, config: Clus
         return True
     if ends_there:
         return there <= here
-    rest = quote_ns(0.0, role=Role.MIXED, num_tokens=1, block_names=())
+    last = msgspec.structs.replace(request, num_tokens=1, block_names=(), neighbour_weight=0.0)
+    rest = router.quote_ns(now, last)
     return rest is not None and there + config.handoff_ms * NS_PER_MS + rest < here

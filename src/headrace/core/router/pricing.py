@@ -1,13 +1,16 @@
 """What a request would cost at each worker, in predicted nanoseconds.
 
     total = queue + prefill weight * prefill + transfer + interference weight * interference
+            + neighbour weight * neighbours
 
 - queue: the prefill that is due there before it;
 - prefill: of its tokens that are not cached there;
 - transfer: of blocks that it would fetch from the worker that has most of them, where that is
   quicker than to compute them;
 - interference: by which its own steps and output tokens come later, because other sequences decode
-  beside it.
+  beside it;
+- neighbours: each sequence that decodes beside the prompt has a token that comes later by the time
+  this takes. What a prefill worker holds does not decode there.
 
 The form follows Mooncake's Conductor (Qin et al., 2025), with the cost model in the place of a
 regression of its own, and with the decode side in the same currency.
@@ -87,6 +90,9 @@ class Pricing:
                 load + (miss := misses[worker.predictor])[0] + miss[1] * worker.step_extra_ns
                 for worker, load in zip(workers, self.loads(workers), strict=True)
             ]
+        if self.request.neighbour_weight:
+            delays = [self._neighbours_ns(worker, 0) for worker in workers]
+            totals = [total + delay for total, delay in zip(totals, delays, strict=True)]
         blind = totals.index(min(totals))
         depths = self._depths
         for index in [i for i, worker in enumerate(workers) if worker in depths] if depths else ():
@@ -94,12 +100,20 @@ class Pricing:
             ttft_ns, num_steps = self._weighed(worker.predictor, depths[worker])
             (load,) = self.loads((worker,))
             totals[index] = load + ttft_ns + num_steps * worker.step_extra_ns
+            totals[index] += self._neighbours_ns(worker, depths[worker])
         return totals, blind
 
     def _weighed(self, predictor: Predictor, depth: int) -> tuple[float, float]:
         terms = self._terms_of(predictor, depth)
         cost_ns = self._config.prefill_weight * terms.prefill_ns + terms.transfer_ns
         return cost_ns, self._config.interference_weight * terms.num_steps
+
+    def _neighbours_ns(self, worker: Worker, depth: int) -> float:
+        """What the delays of others count."""
+        weight = self.request.neighbour_weight
+        if not weight or worker.up.role is Role.PREFILL:
+            return 0.0
+        return weight * worker.num_decoding * self._terms_of(worker.predictor, depth).prefill_ns
 
     def num_new_tokens(self, worker: Worker) -> int:
         """KV that it will hold there beside its hits, if it has the expected output."""
@@ -130,19 +144,6 @@ class Pricing:
                 return min(terms, fetched, key=lambda either: either.ttft_ns)
         return terms
 
-    def least_ns(self, workers: Sequence[Worker], neighbours: float) -> float:
-        """The least cost. Each sequence that decodes beside the prompt has a token that comes later
-        by the time this takes, which counts `neighbours` times as much as the request's own. What
-        a prefill worker holds does not decode there.
-        """
-        return min(
-            total
-            + neighbours
-            * (0 if worker.up.role is Role.PREFILL else worker.num_decoding)
-            * self.terms(worker).prefill_ns
-            for total, worker in zip(self.totals(workers)[0], workers, strict=True)
-        )
-
     def first_token_ns(self, worker: Worker) -> int:
         """From now, if it goes to this worker."""
         return worker.due_ns(self.now) + self.terms(worker).ttft_ns
@@ -162,6 +163,7 @@ class Pricing:
             prefill_ms=terms.prefill_ns / NS_PER_MS,
             transfer_ms=terms.transfer_ns / NS_PER_MS,
             interference_ms=interference_ns / NS_PER_MS,
+            neighbours_ms=self._neighbours_ns(worker, self.num_hit_blocks(worker)) / NS_PER_MS,
             total_ms=total_ns / NS_PER_MS,
             stats_age_ms=None if age_ns is None else age_ns / NS_PER_MS,
             num_fetched_blocks=terms.num_fetched,

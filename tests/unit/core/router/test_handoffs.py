@@ -2,10 +2,11 @@
 
 import pytest
 
-from headrace.core.base.types import WorkerId
+from headrace.core.base.types import NS_PER_MS, WorkerId
 from headrace.core.base.worker import Role
 from headrace.core.config.cluster import ClusterConfig
-from headrace.core.router.handoffs import is_worth_it
+from headrace.core.router.events import Dispatch, RouteArrive
+from headrace.core.router.handoffs import as_prompt, is_worth_it
 from support.routing import Routing, names, stored
 
 PROMPT = names("prompt", 64)
@@ -21,8 +22,8 @@ def split(*roles: Role) -> Routing:
 def goes_there(
     routing: Routing, handoff: str, *, max_tokens: int, neighbour_weight: float = 0.1
 ) -> bool:
-    request = routing.request(PROMPT, max_tokens=max_tokens)
-    config = ClusterConfig(handoff=handoff, handoff_neighbour_weight=neighbour_weight)
+    request = routing.request(PROMPT, max_tokens=max_tokens, neighbour_weight=neighbour_weight)
+    config = ClusterConfig(handoff=handoff)
     return is_worth_it(routing.now, request, routing.core, config)
 
 
@@ -88,3 +89,44 @@ def test_what_a_prefill_worker_holds_for_others_is_nobodys_neighbour() -> None:
         answer = routing.place((), num_tokens=500)
         routing.started(answer.request_id)
     assert goes_there(routing, "auto", max_tokens=100, neighbour_weight=1)
+
+
+@pytest.mark.parametrize(("weight", "chosen"), [(0.1, 0), (0.0, 1)])
+def test_the_prompt_goes_to_whom_it_was_judged_by(weight: float, chosen: int) -> None:
+    """Not to a busy worker that takes both kinds of work, because its own queue is shorter."""
+    routing = split(Role.PREFILL, Role.MIXED)
+    for number in range(1, 17):
+        routing.place((), num_tokens=500, excluded=(WorkerId(0),))
+        routing.started(number)
+    routing.place((), num_tokens=400, role=Role.PREFILL, excluded=(WorkerId(1),))
+    request = routing.request(PROMPT, max_tokens=100, neighbour_weight=weight)
+    is_there = is_worth_it(routing.now, request, routing.core, ClusterConfig())
+    assert is_there is (weight > 0)
+    quote_ns = routing.core.quote_ns(routing.now, as_prompt(request))
+    (dispatch,) = routing.tell(RouteArrive(as_prompt(request)))
+    assert isinstance(dispatch, Dispatch)
+    assert dispatch.worker_id == chosen
+    assert quote_ns == pytest.approx(dispatch.decision.chosen.total_ms * NS_PER_MS)
+
+
+def test_a_price_with_neighbours_is_the_sum_of_its_terms() -> None:
+    routing = split(Role.PREFILL, Role.MIXED, Role.DECODE)
+    routing.kv(1, *stored(*PROMPT[:32]))
+    for number in range(1, 9):
+        routing.place((), num_tokens=500)
+        routing.started(number)
+    config = routing.core.config
+    request = routing.request(PROMPT, max_tokens=100, neighbour_weight=0.5)
+    quote_ns = routing.core.quote_ns(routing.now, request)
+    (dispatch,) = routing.tell(RouteArrive(request))
+    assert isinstance(dispatch, Dispatch)
+    for one in dispatch.decision.candidates:
+        assert one.neighbours_ms > 0
+        weighed_ms = (
+            one.queue_ms
+            + config.prefill_weight * one.prefill_ms
+            + one.transfer_ms
+            + config.interference_weight * one.interference_ms
+        )
+        assert one.total_ms == pytest.approx(weighed_ms + one.neighbours_ms)
+    assert quote_ns == pytest.approx(dispatch.decision.chosen.total_ms * NS_PER_MS)
