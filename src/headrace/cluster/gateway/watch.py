@@ -18,6 +18,7 @@ from yarl import URL
 from headrace.cluster.gateway.engine import Engine
 from headrace.cluster.gateway.link import KEEP_ALIVE_S, is_own_trouble
 from headrace.cluster.gateway.load_page import load_of
+from headrace.core.base.names import find_name_fault
 from headrace.core.base.types import NS_PER_S, Ns
 from headrace.core.router.events import WorkerLoad
 
@@ -127,11 +128,7 @@ class Watch:
         status, body = await self._get("/v1/models")
         if status != 200:
             raise Sick(f"/v1/models says {status}")
-        try:
-            cards = msgspec.json.decode(body, type=_List).data
-            return {msgspec.json.decode(card, type=_Card).id: card.copy() for card in cards}
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            raise Sick("/v1/models is no list of models") from None
+        return read_cards(body)
 
     async def _read_load(self) -> None:
         """An engine that does not tell its load is as well as any other."""
@@ -156,6 +153,19 @@ class Watch:
                 if len(body) > MAX_ANSWER_BYTES:
                     raise TooMuch(f"more than {MAX_ANSWER_BYTES} bytes on {path}")
             return response.status, bytes(body)
+
+
+def read_cards(body: bytes) -> dict[str, msgspec.Raw]:
+    """What an engine shows of its models, by name. Sick where that is no list of models."""
+    try:
+        cards = msgspec.json.decode(body, type=_List).data
+        found = {msgspec.json.decode(card, type=_Card).id: card.copy() for card in cards}
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise Sick("/v1/models is no list of models") from None
+    for name in found:
+        if fault := find_name_fault(name):
+            raise Sick(f"the name of a model {fault}")
+    return found
 
 
 def open_session() -> aiohttp.ClientSession:

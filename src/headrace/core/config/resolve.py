@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from headrace.core.base.errors import ConfigError
+from headrace.core.base.names import find_name_fault
 from headrace.core.config.ledger import ByteLedger, KvPlan, plan_kv
 from headrace.core.config.merge import config_of, values_of
 from headrace.core.config.schema import Config
@@ -65,10 +66,16 @@ def resolve(config: Config, machine: MachineFacts, model: ModelFacts | None = No
     kv = None
     if model is not None:
         fill("model.name", model.name, "the model's file")
+        _check_name(str(values["model.name"]))
         fill("model.max_model_len", model.max_model_len, "the model's own limit")
         kv = _plan_kv(config_of(values), machine, model)
         fill("kv.memory_bytes", kv.memory_bytes, kv.reason)
     return Resolution(config_of(values), reasons, kv)
+
+
+def _check_name(name: str) -> None:
+    if fault := find_name_fault(name):
+        raise ConfigError(f"the model's name {fault}", hint="`--model-name` gives it another")
 
 
 def _plan_kv(config: Config, machine: MachineFacts, model: ModelFacts) -> KvPlan:

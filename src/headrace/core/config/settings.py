@@ -10,6 +10,7 @@ import reprlib
 from dataclasses import Field, dataclass, fields
 from typing import Any, Final, get_origin
 
+from headrace.core.base.names import find_control
 from headrace.core.config.schema import Config
 from headrace.core.config.units import size_text
 
@@ -88,6 +89,9 @@ class Setting:
             value = self._read(raw.strip())
         else:
             value = self._take(raw)
+        for text in value if isinstance(value, tuple) else (value,):
+            if isinstance(text, str) and (fault := find_control(text)):
+                raise ValueError(fault)  # without the text, which may be secret
         if self.choices and value not in self.choices:
             raise ValueError(f"is {_cut(repr(value))}; choose one of {', '.join(self.choices)}")
         if self.low is not None and value < self.low:  # type: ignore[operator]

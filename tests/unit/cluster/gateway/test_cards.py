@@ -2,9 +2,11 @@
 
 import asyncio
 
+import pytest
 from msgspec import Raw
 
 from headrace.cluster.gateway.gateway import Gateway
+from headrace.cluster.gateway.watch import Sick, read_cards
 from headrace.core.config.merge import from_settings
 
 
@@ -25,3 +27,10 @@ def test_models_that_no_engine_has_any_more_are_forgotten() -> None:
         assert bytes(gateway.card("b") or b"") == b'"c"'
 
     asyncio.run(look())
+
+
+def test_an_engine_with_a_name_that_is_none_is_sick() -> None:
+    assert read_cards(b'{"data": [{"id": "a", "x": 1}]}') == {"a": Raw(b'{"id": "a", "x": 1}')}
+    for name in (b"\\u0000", b"a\\nb", b"\\u009b"):
+        with pytest.raises(Sick, match="the name of a model has the control character"):
+            read_cards(b'{"data": [{"id": "good"}, {"id": "%s"}]}' % name)

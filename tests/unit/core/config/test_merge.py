@@ -37,7 +37,7 @@ def valid(setting: Setting) -> st.SearchStrategy[Any]:
     if setting.type is bool:
         return st.booleans()
     if setting.type is str:
-        return st.text(max_size=5)
+        return st.text(st.characters(exclude_categories=("Cc", "Cs")), max_size=5)
     if setting.type is tuple:
         return st.lists(st.text("ab:/=", min_size=1, max_size=5), max_size=3).map(tuple)
     low = 0 if setting.low is None else setting.low

@@ -1,5 +1,7 @@
 """What is left open becomes numbers once, with reasons."""
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 
@@ -84,6 +86,20 @@ def test_a_length_that_the_model_does_not_have_is_refused() -> None:
     with pytest.raises(ConfigError) as caught:
         resolve(from_settings({"max_model_len": 4096}), MACHINE, MODEL)
     assert caught.value.message == "model.max_model_len is 4096, the model allows 2048"
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [("\0", r"has the control character '\x00'"), ("name\udce9", "is not valid UTF-8")],
+)
+def test_a_model_whose_file_gives_no_name_needs_one(name: str, fault: str) -> None:
+    model = replace(MODEL, name=name)
+    with pytest.raises(ConfigError) as caught:
+        resolve(Config(), MACHINE, model)
+    assert caught.value.message == f"the model's name {fault}"
+    assert "--model-name" in str(caught.value.hint)
+    named = resolve(from_settings({"name": "good"}), MACHINE, model)
+    assert named.config.model.name == "good"
 
 
 def test_facts_are_plain_data() -> None:

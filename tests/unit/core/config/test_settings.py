@@ -124,6 +124,16 @@ def test_a_text_stays_as_it_is() -> None:
         parse("model.name", 12)
 
 
+@pytest.mark.parametrize("control", ["\0", "\n", "\t", "\x1b", "\x7f", "\x9b"])
+def test_a_text_is_one_line(control: str) -> None:
+    with pytest.raises(ValueError, match=r"^has the control character '\\") as caught:
+        parse("model.name", f"secret{control}")
+    assert "secret" not in str(caught.value)
+    with pytest.raises(ValueError, match="has the control character"):
+        parse("cluster.engines", ["http://a", f"http://b{control}"])
+    assert parse("model.name", "öl 7B 🛢") == "öl 7B 🛢"
+
+
 def test_messages_carry_value_and_limit() -> None:
     with pytest.raises(ValueError, match=r"^is 0, the least is 1$"):
         parse("scheduler.step_tokens", "0")
