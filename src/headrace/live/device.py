@@ -37,6 +37,7 @@ class Device:
         self._on_copy = on_copy
         self.num_steps = 0  # that run, or are lost
         self.num_copies = 0  # that are under way
+        self._num_begun = self._num_over = 0  # of all steps: those over may not be noted yet
         self._lost: deque[StepFailed] = deque()  # to be told when those before them have ended
 
     def carry_out(self, effects: Sequence[EngineEffect]) -> None:
@@ -55,6 +56,15 @@ class Device:
                 else:
                     self._mover.start(effect, self._on_copy)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no step runs, be the end of the last one noted or not."""
+        return self._num_begun == self._num_over
+
+    def end_step(self) -> None:
+        """One has ended, and will be noted. For whoever brings the news, before that."""
+        self._num_over += 1
+
     def note(self, event: EngineEvent) -> None:
         """An end has come."""
         if isinstance(event, StepDone | StepFailed):
@@ -67,6 +77,7 @@ class Device:
         for it.
         """
         if self._lost and len(self._lost) == self.num_steps:
+            self._num_over += 1  # nothing runs that could end meanwhile
             return self._lost.popleft()
         return None
 
@@ -77,6 +88,7 @@ class Device:
 
     def _start_step(self, plan: StepPlan) -> None:
         self.num_steps += 1
+        self._num_begun += 1
         if self._lost:
             self._lost.append(StepFailed(plan.step_id, "the step before has failed"))
             return

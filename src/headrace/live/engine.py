@@ -163,11 +163,12 @@ class LiveEngine(Intake[_Own]):
     def _end_step(self, event: StepDone | StepFailed) -> None:
         """The executor's word, on its own thread, which has the next step before it is free.
 
-        But not where the next step has been planned ahead, which runs at once; nor where telling
+        But not where a step that was planned ahead runs by now; nor where telling
         lags behind, so that steps do not run away from those who hear of them.
         """
+        self._device.end_step()
         self._inbox.append(event)
-        if self._device.num_steps == 1 and len(self._untold) < MAX_UNTOLD:
+        if self._device.is_idle and len(self._untold) < MAX_UNTOLD:
             self._take_turn()
         if self._call_speaker is not None and len(self._unshown) < MAX_UNSHOWN:
             try:
