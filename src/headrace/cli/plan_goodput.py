@@ -159,6 +159,7 @@ def service_times(asked: GoodputAsked, machine: Machine, profile: WorkloadProfil
 def with_simulator(
     found: Goodput, asked: SimulatorFlags, service: ServiceTimes, slo: Slo, device: "Device"
 ) -> Goodput:
+    from headrace.cli.sim_progress import showing
     from headrace.sim.goodput import Judge, simulated_verdicts
 
     judge = Judge(
@@ -168,6 +169,7 @@ def with_simulator(
         num_requests=asked.simulate or 0,
         attainment=attainment_of(asked),
         seed=asked.seed or 0,
+        watching=showing,
     )
     verdicts = (*found.verdicts, *simulated_verdicts(judge, found.load_per_s))
     return msgspec.structs.replace(found, verdicts=verdicts, gain_by_model=gains(verdicts))

@@ -23,6 +23,7 @@ from headrace.core.base.errors import ConfigError
 from headrace.core.base.request import Slo
 from headrace.core.config.schema import RouterConfig
 from headrace.core.cost.fitted import FittedCostModel, Link
+from headrace.core.telemetry import RequestRecord
 from headrace.core.workload.arrivals import Arrivals
 from headrace.core.workload.closed_loop import ClosedLoop
 from headrace.core.workload.profiles import (
@@ -182,8 +183,13 @@ def sim(flags: SimFlags, file: str | None, *, as_json: bool) -> int:
         seed=asked.seed,
     )
     tally = Tally(asked.warm_up_s, is_closed=asked.concurrency is not None)
-    with showing(tally.add, num_requests) as on_record:
-        report = simulate_cluster(cluster, on_record=on_record)
+    with showing("", num_requests) as seen:
+
+        def take(record: RequestRecord) -> None:
+            tally.add(record)
+            seen(record.finished_ns)
+
+        report = simulate_cluster(cluster, on_record=take)
     summary = tally.summary(report)
     if isinstance(device.cost, WatchedCost):
         provenance = with_beyond(provenance, device.cost.beyond())

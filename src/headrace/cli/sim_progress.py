@@ -1,59 +1,64 @@
 """How far a simulation is, on standard error: a line on a terminal that is written anew each
-second.
+second, elsewhere a line now and then.
 """
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from headrace.cli.output import console
+from headrace.cli.output import console, report_note
 from headrace.core.base.types import NS_PER_S, Ns
-from headrace.core.telemetry import RequestRecord
+from headrace.sim.outcomes import Seen
 
 EVERY_S: Final = 1.0
-RECORDS_PER_LOOK: Final = 64  # at the clock
+NOTE_EVERY_S: Final = 10.0  # where there is no terminal
+SEEN_PER_LOOK: Final = 64  # at the clock
 ERASE: Final = "\r\x1b[K"
 
-OnRecord = Callable[[RequestRecord], None]
 
-
-def progress_words(num_done: int, num_all: int, elapsed_s: float, simulated_s: float) -> str:
+def progress_words(
+    num_done: int, num_all: int, elapsed_s: float, simulated_s: float, of: str = "requests"
+) -> str:
     left_s = max(0.0, elapsed_s * (num_all - num_done) / max(1, num_done))
     return (
-        f"{num_done:,} of {num_all:,} requests,"
+        f"{num_done:,} of {num_all:,} {of},"
         f" {simulated_s:,.0f} s simulated in {elapsed_s:,.0f} s, about {left_s:,.0f} s left"
     )
 
 
 @contextmanager
-def showing(on_record: OnRecord, num_all: int) -> Iterator[OnRecord]:
-    """What takes records in the place of `on_record`, and shows how many there were. Nothing is
-    shown where standard error is no terminal.
+def showing(label: str, num_all: int, *, of: str = "requests") -> Iterator[Seen]:
+    """What is told the time of each request that ends, and shows how many have ended, after
+    `label`.
     """
-    if not console(sys.stderr).is_terminal:
-        yield on_record
-        return
+    is_terminal = console(sys.stderr).is_terminal
+    every_s = EVERY_S if is_terminal else NOTE_EVERY_S
     began_s = shown_s = time.monotonic()
     num_done, last_ns = 0, Ns(0)
 
-    def take(record: RequestRecord) -> None:
+    def seen(at_ns: Ns) -> None:
         nonlocal num_done, last_ns, shown_s
-        on_record(record)
         num_done += 1
-        last_ns = max(last_ns, record.finished_ns)
-        if num_done % RECORDS_PER_LOOK:
+        last_ns = max(last_ns, at_ns)
+        if num_done % SEEN_PER_LOOK:
             return
         now_s = time.monotonic()
-        if now_s - shown_s >= EVERY_S:
-            shown_s = now_s
-            words = progress_words(num_done, num_all, now_s - began_s, last_ns / NS_PER_S)
-            sys.stderr.write(ERASE + words)
+        if now_s - shown_s < every_s:
+            return
+        shown_s = now_s
+        words = progress_words(num_done, num_all, now_s - began_s, last_ns / NS_PER_S, of)
+        line = f"{label}: {words}" if label else words
+        if is_terminal:
+            sys.stderr.write(ERASE + line)
             sys.stderr.flush()
+        else:
+            report_note(line)
 
     try:
-        yield take
+        yield seen
     finally:
-        sys.stderr.write(ERASE)
-        sys.stderr.flush()
+        if is_terminal:
+            sys.stderr.write(ERASE)
+            sys.stderr.flush()

@@ -8,6 +8,7 @@ from headrace.cli.output import print_json, print_table, report_error, report_no
 from headrace.cli.plan_answer import report_provenance
 from headrace.cli.sim_cost import machine_of, with_beyond
 from headrace.cli.sim_log import is_recording, load_recording, notes_on, path_of
+from headrace.cli.sim_progress import showing
 from headrace.cli.sim_tables import figure_table, miss_table
 from headrace.cli.sim_whatif_flags import MachineFlags
 from headrace.core.base.errors import ConfigError
@@ -46,7 +47,8 @@ def run(
 def _run_recording(
     recording: Recording, trial: Trial, provenance: Provenance, *, as_json: bool
 ) -> int:
-    simulated = run_trial(recording, trial)
+    with showing("", len(recording.requests)) as seen:
+        simulated = run_trial(recording, trial, seen)
     provenance = with_beyond(provenance, simulated.beyond)
     length_s = span_s(recording)
     was = Run(
@@ -81,7 +83,8 @@ def _run_events(log: str, *, as_json: bool) -> int:
     with EventLogReader(path_of(log)) as reader:
         header, frames = reader.header, list(reader)
         is_truncated = reader.is_truncated
-    found = rerun(header.config, header.spec, header.cost, frames)
+    with showing("", len(frames), of="events") as seen:
+        found = rerun(header.config, header.spec, header.cost, frames, seen)
     if as_json:
         print_json(
             {

@@ -10,6 +10,7 @@ from headrace.cli.plan_answer import report_provenance
 from headrace.cli.plan_target import check_range
 from headrace.cli.sim_cost import Machine, machine_of, with_beyond
 from headrace.cli.sim_log import load_recording, notes_on
+from headrace.cli.sim_progress import showing
 from headrace.cli.sim_tables import figure_table, miss_table
 from headrace.cli.sim_whatif_flags import MachineFlags, SloFlags, WhatIfFlags
 from headrace.core.base.errors import ConfigError
@@ -134,7 +135,7 @@ def _runs(
     length_s, price = span_s(recording, flags.speed), flags.price or 0.0
     seeds = range(flags.seed, flags.seed + flags.seeds)
 
-    def simulated(what: Changes) -> Run:
+    def simulated(name: str, what: Changes) -> Run:
         trials = [
             Trial(
                 changes=what,
@@ -146,12 +147,16 @@ def _runs(
             )
             for seed in seeds
         ]
-        outcomes = tuple(run_trial(recording, trial) for trial in trials)
-        return Run(outcomes=outcomes, span_s=length_s, price_per_hour=price)
+        outcomes = []
+        for trial in trials:
+            label = name if flags.seeds == 1 else f"{name}, seed {trial.seed}"
+            with showing(label, len(recording.requests)) as seen:
+                outcomes.append(run_trial(recording, trial, seen))
+        return Run(outcomes=tuple(outcomes), span_s=length_s, price_per_hour=price)
 
     was = recorded_outcomes(recording, default_slo(recording, Trial(slo=slo)))
     as_it_was = Run(outcomes=(was,), span_s=span_s(recording), price_per_hour=price)
-    return as_it_was, simulated(Changes()), simulated(changes)
+    return as_it_was, simulated("as recorded", Changes()), simulated("as asked", changes)
 
 
 def _words(changes: Changes) -> str:

@@ -5,10 +5,14 @@ at least a stated share is good. Co-located workers with whole prompts first are
 scheduler with steps as large as a prompt; chunks are steps of their size.
 """
 
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+
 import msgspec
 
 from headrace.core.base.request import Slo
 from headrace.core.cost.fitted import Link
+from headrace.core.telemetry import RequestRecord
 from headrace.core.workload.arrivals import Arrivals
 from headrace.core.workload.profiles import WorkloadProfile
 from headrace.core.workload.synthetic import Synthetic, SyntheticSource
@@ -16,6 +20,7 @@ from headrace.plan.goodput import Verdict, find_sustainable, split_candidate
 from headrace.plan.queueing import CHUNKED, PREFILL_FIRST, SPLIT
 from headrace.plan.service import ServiceTimes, Split
 from headrace.sim.cluster import simulate_cluster
+from headrace.sim.outcomes import Seen, unseen
 from headrace.sim.setup import VOCAB, Device, Layout, build_cluster
 from headrace.sim.summary import Summary, Tally
 
@@ -32,6 +37,15 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     handoff: str = "never"
 
 
+Watching = Callable[[str, int], AbstractContextManager[Seen]]
+"""Of a run's name and the number of its requests: who is told of them."""
+
+
+@contextmanager
+def unwatched(_: str, __: int) -> Iterator[Seen]:
+    yield unseen
+
+
 class Judge(msgspec.Struct, frozen=True, kw_only=True):
     """What every trial is judged by."""
 
@@ -41,6 +55,7 @@ class Judge(msgspec.Struct, frozen=True, kw_only=True):
     num_requests: int = 400
     attainment: float = 0.9
     seed: int = 0
+    watching: Watching = unwatched
 
     def summary(self, trial: Trial, load_per_s: float) -> Summary:
         service = self.service
@@ -74,7 +89,13 @@ class Judge(msgspec.Struct, frozen=True, kw_only=True):
             seed=self.seed,
         )
         tally = Tally()
-        return tally.summary(simulate_cluster(cluster, on_record=tally.add))
+        with self.watching(f"{trial.mode}, {load_per_s:.3g}/s", self.num_requests) as seen:
+
+            def take(record: RequestRecord) -> None:
+                tally.add(record)
+                seen(record.finished_ns)
+
+            return tally.summary(simulate_cluster(cluster, on_record=take))
 
     def verdict(self, trial: Trial, load_per_s: float) -> Verdict:
         """At the load that was asked about, and the largest that is good enough."""

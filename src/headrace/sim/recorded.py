@@ -25,6 +25,7 @@ from headrace.core.base.types import Ns, StepId
 from headrace.core.config.schema import WorkerConfig
 from headrace.core.cost.model import CostModel, StepShape
 from headrace.core.engine.trace import Frame
+from headrace.sim.outcomes import Seen, unseen
 from headrace.sim.world import WorkerSetup, World, simulate
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -52,7 +53,11 @@ class _Ended(Exception):
 
 
 def rerun(
-    config: WorkerConfig, spec: WorkerSpec, cost: CostModel, frames: Sequence[Frame]
+    config: WorkerConfig,
+    spec: WorkerSpec,
+    cost: CostModel,
+    frames: Sequence[Frame],
+    seen: Seen = unseen,
 ) -> Rerun:
     """Simulate a recorded worker, and compare every event, its time and its effects."""
     alike: list[Frame] = []
@@ -68,6 +73,7 @@ def rerun(
             differing.append(frame)
             raise _Differs
         alike.append(frame)
+        seen(now)
 
     try:
         world = World(workers=(recorded_setup(config, spec, cost, frames),), is_checked=False)

@@ -16,10 +16,11 @@ from headrace.core.config.cluster import ClusterConfig
 from headrace.core.config.schema import RouterConfig, SchedulerConfig
 from headrace.core.cost.calibration import Calibration, Host
 from headrace.core.cost.fitted import FittedCostModel, Link
+from headrace.core.telemetry import RequestRecord
 from headrace.core.telemetry.fold import merge_slo
 from headrace.core.workload.recording import PoolFacts, Recording
 from headrace.sim.cluster import KV_LINK, Cluster, simulate_cluster
-from headrace.sim.outcomes import Outcomes
+from headrace.sim.outcomes import Outcomes, Seen, unseen
 from headrace.sim.pool import EVEN, Pool
 from headrace.sim.tiers import Tier
 from headrace.sim.traffic import VOCAB, RecordedSource
@@ -127,11 +128,16 @@ def build_trial(recording: Recording, trial: Trial, source: RecordedSource) -> C
     )
 
 
-def run_trial(recording: Recording, trial: Trial) -> Outcomes:
+def run_trial(recording: Recording, trial: Trial, seen: Seen = unseen) -> Outcomes:
     source = RecordedSource(recording, speed=trial.speed)
     cluster = build_trial(recording, trial, source)
     outcomes = Outcomes(len(recording.requests))
-    report = simulate_cluster(cluster, on_record=outcomes.add)
+
+    def take(record: RequestRecord) -> None:
+        outcomes.add(record)
+        seen(record.finished_ns)
+
+    report = simulate_cluster(cluster, on_record=take)
     outcomes.note(report)
     outcomes.beyond = {
         words

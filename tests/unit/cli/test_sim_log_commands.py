@@ -11,6 +11,7 @@ import pytest
 from msgspec.structs import replace as replace_spec
 
 from headrace.adapters.executors.sim import FakeSteps
+from headrace.cli import sim_progress
 from headrace.cli.app import run as run_line
 from headrace.cli.sim_log import load_recording
 from headrace.core.base.errors import ConfigError
@@ -56,6 +57,33 @@ def events(tmp_path: Path) -> Path:
 def answer(capsys: pytest.CaptureFixture[str], *words: object, code: int = 0) -> Any:
     assert run_line(["sim", *map(str, words), "--json"]) == code
     return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("words", "labels"),
+    [
+        (["run", "LOG"], [""]),
+        (["run", "EVENTS"], [""]),
+        (["whatif", "LOG"], ["as recorded: ", "as asked: "]),
+        (["whatif", "LOG", "--seeds", "2"], ["as recorded, seed 0: ", "as asked, seed 1: "]),
+    ],
+)
+def test_who_waits_is_told_how_far_it_is(
+    words: list[str],
+    labels: list[str],
+    log: Path,
+    events: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sim_progress, "NOTE_EVERY_S", 0.0)
+    monkeypatch.setattr(sim_progress, "SEEN_PER_LOOK", 1)
+    files = {"LOG": str(log), "EVENTS": str(events)}
+    assert run_line(["sim", *(files.get(word, word) for word in words)]) == 0
+    told = capsys.readouterr().err.splitlines()
+    of = "events" if "EVENTS" in words else "requests"
+    for label in labels:
+        assert any(line.startswith(f"{label}1 of ") and f" {of}, " in line for line in told), told
 
 
 # ---- recordings

@@ -4,9 +4,8 @@ from itertools import count
 
 import pytest
 
-from headrace.cli.sim_progress import RECORDS_PER_LOOK, progress_words, showing
-from headrace.core.base.types import NS_PER_S, Ns, SeqId
-from support.records import record_of
+from headrace.cli.sim_progress import SEEN_PER_LOOK, progress_words, showing
+from headrace.core.base.types import NS_PER_S, Ns
 
 
 def test_words() -> None:
@@ -15,19 +14,28 @@ def test_words() -> None:
     )
 
 
-@pytest.mark.parametrize("is_terminal", [True, False])
-def test_a_line_a_second_on_a_terminal_only(
-    is_terminal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("is_terminal", "look_s"), [(True, 2.0), (False, 6.0)])
+def test_a_line_a_second_on_a_terminal_and_every_ten_elsewhere(
+    is_terminal: bool,
+    look_s: float,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    clock = count(0.0, 2.0)
+    clock = count(0.0, look_s)
     monkeypatch.setattr(time, "monotonic", lambda: next(clock))
     monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
-    taken: list[object] = []
-    with showing(taken.append, 1000) as take:
-        for index in range(2 * RECORDS_PER_LOOK):
-            take(record_of(SeqId(index), finished_ns=Ns(index * NS_PER_S)))
-    assert len(taken) == 2 * RECORDS_PER_LOOK
-    shown = capsys.readouterr().err.split("\r")
-    lines = [line for line in shown if "requests" in line]
-    assert len(lines) == (2 if is_terminal else 0)
-    assert all("of 1,000 requests" in line for line in lines)
+    with showing("as asked", 1000) as seen:
+        for index in range(4 * SEEN_PER_LOOK):
+            seen(Ns(index * NS_PER_S))
+    shown = capsys.readouterr().err
+    lines = [line for line in shown.replace("\r", "\n").split("\n") if "requests" in line]
+    assert len(lines) == (4 if is_terminal else 2)
+    assert all("as asked: " in line and "of 1,000 requests" in line for line in lines)
+    assert ("\x1b" in shown) == is_terminal
+
+
+def test_who_is_quick_says_nothing_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
+    with showing("", 1000) as seen:
+        for index in range(1000):
+            seen(Ns(index))
+    assert not capsys.readouterr().err

@@ -1,11 +1,17 @@
 """The simulator judges the same three ways to serve as the closed forms."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import msgspec
+
 from headrace.core.base.request import Slo
 from headrace.core.cost.datasheet import DataSheetCostModel
 from headrace.plan.presets import presets_with
 from headrace.plan.queueing import CHUNKED, PREFILL_FIRST, SPLIT
 from headrace.plan.service import ServiceTimes
 from headrace.sim.goodput import Judge, Trial, simulated_verdicts
+from headrace.sim.outcomes import Seen
 from headrace.sim.setup import Device, Layout
 
 PRESETS = presets_with(None)
@@ -42,6 +48,20 @@ def test_each_way_has_a_verdict() -> None:
         assert all(goodput <= load for load, goodput in one.goodput_per_s_by_load)
     assert (verdicts[SPLIT].prefill_workers, verdicts[SPLIT].decode_workers) == (1, 1)
     assert verdicts[CHUNKED].prefill_workers is None
+
+
+def test_who_watches_hears_of_each_run_and_request() -> None:
+    heard: dict[str, list[int]] = {}
+
+    @contextmanager
+    def watching(label: str, num_requests: int) -> Iterator[Seen]:
+        assert num_requests == JUDGE.num_requests
+        yield heard.setdefault(label, []).append
+
+    trial = Trial(mode=CHUNKED, layout=Layout(mixed=2))
+    watched = msgspec.structs.replace(JUDGE, watching=watching)
+    assert watched.summary(trial, 2.0) == JUDGE.summary(trial, 2.0)
+    assert {label: len(ends) for label, ends in heard.items()} == {f"{CHUNKED}, 2/s": 25}
 
 
 def test_more_load_is_less_good_and_runs_are_alike() -> None:
