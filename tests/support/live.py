@@ -155,6 +155,7 @@ def seq_spec(
     prompt: tuple[int, ...] = (1, 2, 3),
     *,
     deadline_ns: int | None = None,
+    kv_source: str = "",
     **params: object,
 ) -> SeqSpec:
     return SeqSpec(
@@ -163,4 +164,5 @@ def seq_spec(
         prompt_tokens=prompt,
         params=SamplingParams(**params),  # type: ignore[arg-type]
         deadline_ns=None if deadline_ns is None else Ns(deadline_ns),
+        kv_source=kv_source,
     )

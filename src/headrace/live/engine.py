@@ -154,10 +154,13 @@ class LiveEngine(Intake[_Own]):
 
     def close(self) -> None:
         """Cancel what lives, wait for the running step, join the thread, close executor and log.
-        Idempotent.
+        Copies end with their mover. Idempotent.
         """
         if self._end():
             self._device.close()
+            self._take_turn()  # of copies, which have no end of their own
+            self._say_all()
+            self._show_all()
             self._recorder.close()
 
     def _end_step(self, event: StepDone | StepFailed) -> None:
@@ -348,7 +351,7 @@ class LiveEngine(Intake[_Own]):
     @property
     def _is_over(self) -> bool:
         num_running = 0 if self._failure else self._device.num_steps
-        return self._is_ending and not (num_running or self._device.num_copies)
+        return self._is_ending and not num_running
 
     @property
     def _is_busy(self) -> bool:
