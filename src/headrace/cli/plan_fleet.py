@@ -20,6 +20,7 @@ from headrace.cli.plan_fleet_flags import (
 )
 from headrace.cli.plan_target import check_dtype, check_range
 from headrace.cli.sim import limits, read_trace
+from headrace.cli.sim_progress import showing
 from headrace.core.base.errors import ConfigError
 from headrace.core.base.request import Slo
 from headrace.core.cost.datasheet import DataSheetCostModel
@@ -61,7 +62,7 @@ def fleet(
     question = question_of(search, worker, traffic, shapes)
     check_range("--time-budget-s", search.time_budget_s, 1.0, 1e6)
     deadline_s = time.monotonic() + search.time_budget_s
-    found = search_fleet(question, report_note, lambda: time.monotonic() > deadline_s)
+    found = search_fleet(question, report_note, lambda: time.monotonic() > deadline_s, showing)
     provenance = (
         calibrated_provenance(machines)
         if machines

@@ -30,6 +30,7 @@ from headrace.cli.plan_fleet_flags import (
 )
 from headrace.cli.plan_routing import MAX_WORKERS, USUAL_WORKERS
 from headrace.cli.plan_target import check_range
+from headrace.cli.sim_progress import showing
 from headrace.core.base.errors import ConfigError
 from headrace.core.cost.hardware import Layout
 from headrace.plan.engines import Engine
@@ -65,7 +66,7 @@ def policies(
     fleet = fleet_of(num_workers, kind, worker)
     traffic = usual_load(traffic_of(traffic_flags), traffic_flags, fleet)
     seeds = range(worker.seed, worker.seed + flags.seeds)
-    rows = compare_policies(fleet, traffic, seeds, flags.policy or POLICIES, report_note)
+    rows = compare_policies(fleet, traffic, seeds, flags.policy or POLICIES, report_note, showing)
     if isinstance(kind, CalibratedKind):
         provenance = calibrated_provenance([kind], priced=False)
     else:

@@ -10,7 +10,7 @@ from typing import Final
 
 from headrace.cli.output import console, report_note
 from headrace.core.base.types import NS_PER_S, Ns
-from headrace.sim.outcomes import Seen
+from headrace.sim.progress import Seen
 
 EVERY_S: Final = 1.0
 NOTE_EVERY_S: Final = 10.0  # where there is no terminal

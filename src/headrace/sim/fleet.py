@@ -25,6 +25,7 @@ from headrace.sim.fleet_trial import (
     run_fleet,
     together,
 )
+from headrace.sim.progress import Watching, unwatched
 from headrace.sim.summary import Summary
 
 SLACK: Final = 1.25  # of the best fleet's price; what costs more than that is not looked at
@@ -54,11 +55,12 @@ def search_fleet(
     question: FleetQuestion,
     say: Callable[[str], None] = lambda _: None,
     is_late: Callable[[], bool] = lambda: False,
+    watching: Watching = unwatched,
 ) -> FleetAnswer:
-    """`say` hears of each trial. `is_late` is asked before each run; an answer that it cut short
-    says so.
+    """`say` hears of each trial, `watching` of each run's requests. `is_late` is asked before each
+    run; an answer that it cut short says so.
     """
-    search = _Search(question, say, is_late)
+    search = _Search(question, say, is_late, watching)
     is_complete = True
     try:
         search.run()
@@ -78,13 +80,18 @@ def search_fleet(
 
 class _Search:
     def __init__(
-        self, question: FleetQuestion, say: Callable[[str], None], is_late: Callable[[], bool]
+        self,
+        question: FleetQuestion,
+        say: Callable[[str], None],
+        is_late: Callable[[], bool],
+        watching: Watching,
     ) -> None:
         self.refused: list[Refusal] = []
         self.bounds: dict[str, Bound] = {}  # by the shape's name
         self.measured: dict[str, Measured] = {}  # by the fleet's name
         self.num_runs = 0
         self._question, self._say, self._is_late = question, say, is_late
+        self._watching = watching
         self._tried: dict[str, Measured | Cut] = {}  # by the fleet's name
         self._runs: dict[tuple[str, int], Summary] = {}  # by the fleet's name and the seed
 
@@ -269,7 +276,13 @@ class _Search:
         if self._is_late():
             raise _OutOfTime
         self.num_runs += 1
-        return run_fleet(fleet, self._question.traffic, seed, num_may_miss=num_may_miss)
+        return run_fleet(
+            fleet,
+            self._question.traffic,
+            seed,
+            num_may_miss=num_may_miss,
+            watching=self._watching,
+        )
 
     def _refuse(self, shape: Shape, constraint: str, reason: str) -> None:
         self.refused.append(Refusal(shape=str(shape), constraint=str(constraint), reason=reason))

@@ -26,6 +26,7 @@ from headrace.plan.fleet import MAX_SEQS, Demand, Shape
 from headrace.plan.queueing import PREFILL_FIRST, SPLIT
 from headrace.sim.cluster import simulate_cluster
 from headrace.sim.fleet_machine import device_of
+from headrace.sim.progress import Seen, Watching, unwatched
 from headrace.sim.setup import VOCAB, Layout, build_cluster
 from headrace.sim.summary import Summary, Tally, wilson
 
@@ -95,6 +96,13 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
         if self.trace:
             return len(self.trace) - int(TRACE_WARM_UP_SHARE * len(self.trace))
         return self.num_requests
+
+    @property
+    def num_coming(self) -> int:
+        """About: while sessions begin, the load grows evenly to what it is later."""
+        if self.trace:
+            return len(self.trace)
+        return self.num_requests + round(self.load_per_s * self.warm_up_s / 2)
 
     def num_may_miss(self, least: float, num_runs: int = 1) -> int:
         """In so many runs together, of which one more means that less than the share `least` can be
@@ -216,14 +224,16 @@ class _Hopeless(Exception):
 class _Watch:
     """Ends a run that cannot come to a share of good requests any more."""
 
-    def __init__(self, warm_up_s: float, num_may_miss: float) -> None:
+    def __init__(self, warm_up_s: float, num_may_miss: float, seen: Seen) -> None:
         self._warm_up_ns = round(warm_up_s * NS_PER_S)
         self._left = num_may_miss
         self._misses: dict[str, dict[str, int]] = {}
         self.tally = Tally(warm_up_s)
+        self._seen = seen
 
     def add(self, record: RequestRecord) -> None:
         self.tally.add(record)
+        self._seen(record.finished_ns)
         if record.good or record.arrived_ns < self._warm_up_ns:
             return
         for miss in record.misses:
@@ -239,7 +249,12 @@ class _Watch:
 
 
 def run_fleet(
-    fleet: Fleet, traffic: Traffic, seed: int, *, num_may_miss: float = inf
+    fleet: Fleet,
+    traffic: Traffic,
+    seed: int,
+    *,
+    num_may_miss: float = inf,
+    watching: Watching = unwatched,
 ) -> Summary | Cut:
     """Cut short when more requests than that have missed a limit."""
     shape = fleet.shape
@@ -267,11 +282,12 @@ def run_fleet(
         link=Link(latency_ns=10_000.0, byte_ns=NS_PER_S / max(1.0, fleet.link_bytes_per_s)),
         seed=seed,
     )
-    watch = _Watch(traffic.warm_up_s, num_may_miss)
-    try:
-        return watch.tally.summary(simulate_cluster(cluster, on_record=watch.add))
-    except _Hopeless:
-        return watch.cut
+    with watching(f"{fleet}, seed {seed}", traffic.num_coming) as seen:
+        watch = _Watch(traffic.warm_up_s, num_may_miss, seen)
+        try:
+            return watch.tally.summary(simulate_cluster(cluster, on_record=watch.add))
+        except _Hopeless:
+            return watch.cut
 
 
 class Interval(msgspec.Struct, frozen=True):

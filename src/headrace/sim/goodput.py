@@ -5,9 +5,6 @@ at least a stated share is good. Co-located workers with whole prompts first are
 scheduler with steps as large as a prompt; chunks are steps of their size.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-
 import msgspec
 
 from headrace.core.base.request import Slo
@@ -20,7 +17,7 @@ from headrace.plan.goodput import Verdict, find_sustainable, split_candidate
 from headrace.plan.queueing import CHUNKED, PREFILL_FIRST, SPLIT
 from headrace.plan.service import ServiceTimes, Split
 from headrace.sim.cluster import simulate_cluster
-from headrace.sim.outcomes import Seen, unseen
+from headrace.sim.progress import Watching, unwatched
 from headrace.sim.setup import VOCAB, Device, Layout, build_cluster
 from headrace.sim.summary import Summary, Tally
 
@@ -35,15 +32,6 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     mode: str
     layout: Layout
     handoff: str = "never"
-
-
-Watching = Callable[[str, int], AbstractContextManager[Seen]]
-"""Of a run's name and the number of its requests: who is told of them."""
-
-
-@contextmanager
-def unwatched(_: str, __: int) -> Iterator[Seen]:
-    yield unseen
 
 
 class Judge(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,7 +5,6 @@ Decides which figures are compared; refuses to compare them.
 
 from array import array
 from collections import Counter
-from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -23,13 +22,6 @@ LATENCIES: Final = ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms")
 
 Miss = tuple[str, str]
 """A limit's metric and the cause."""
-
-Seen = Callable[[Ns], None]
-"""Is told when each request ended, for whoever waits for the simulation."""
-
-
-def unseen(_: Ns) -> None:
-    """Nobody waits."""
 
 
 class Outcomes:

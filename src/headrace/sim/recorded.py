@@ -25,7 +25,7 @@ from headrace.core.base.types import Ns, StepId
 from headrace.core.config.schema import WorkerConfig
 from headrace.core.cost.model import CostModel, StepShape
 from headrace.core.engine.trace import Frame
-from headrace.sim.outcomes import Seen, unseen
+from headrace.sim.progress import Seen, unseen
 from headrace.sim.world import WorkerSetup, World, simulate
 
 _encode = msgspec.msgpack.Encoder().encode

@@ -9,6 +9,7 @@ from statistics import fmean
 import msgspec
 
 from headrace.sim.fleet_trial import Fleet, Interval, Measured, Traffic, run_fleet
+from headrace.sim.progress import Watching, unwatched
 from headrace.sim.summary import Summary
 
 
@@ -35,12 +36,13 @@ def compare_policies(
     seeds: Sequence[int],
     policies: Sequence[str],
     say: Callable[[str], None] = lambda _: None,
+    watching: Watching = unwatched,
 ) -> list[PolicyRow]:
     """In the order of the policies. All meet the same requests, seed by seed."""
     measured = []
     for policy in policies:
         own = msgspec.structs.replace(fleet, policy=policy)
-        runs = [run_fleet(own, traffic, seed) for seed in seeds]
+        runs = [run_fleet(own, traffic, seed, watching=watching) for seed in seeds]
         whole = tuple(run for run in runs if isinstance(run, Summary))
         measured.append(Measured(fleet=own, runs=whole))
         say(f"{own}: {measured[-1].attainment.mean:.1%} good")

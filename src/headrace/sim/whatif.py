@@ -20,8 +20,9 @@ from headrace.core.telemetry import RequestRecord
 from headrace.core.telemetry.fold import merge_slo
 from headrace.core.workload.recording import PoolFacts, Recording
 from headrace.sim.cluster import KV_LINK, Cluster, simulate_cluster
-from headrace.sim.outcomes import Outcomes, Seen, unseen
+from headrace.sim.outcomes import Outcomes
 from headrace.sim.pool import EVEN, Pool
+from headrace.sim.progress import Seen, unseen
 from headrace.sim.tiers import Tier
 from headrace.sim.traffic import VOCAB, RecordedSource
 from headrace.sim.watched import WatchedCost

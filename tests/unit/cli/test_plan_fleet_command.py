@@ -6,6 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from headrace.cli import sim_progress
 from headrace.cli.main import main
 from headrace.core.cost.fitted import FittedCostModel
 from headrace.live.cost_file import write_calibration
@@ -46,6 +47,21 @@ def test_a_fleet_is_found_shown_and_drawn(
     assert found["asked"]["slo"]["ttft_ms"] == 200.0
     assert found["provenance"]["kind"] == "fitted"
     assert found["best"]["usd_per_million_good_output_tokens"]["mean"] > 0
+
+
+def test_who_waits_is_told_of_each_run(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sim_progress, "NOTE_EVERY_S", 0.0)
+    monkeypatch.setattr(sim_progress, "SEEN_PER_LOOK", 1)
+    assert main([*SMALL, "--seeds", "1", "--policy", "kv"]) == 0
+    fleet = "chunked, kv, seed 0: 1 of 40 requests, "
+    assert any(fleet in line for line in capsys.readouterr().err.splitlines())
+    routing = ("plan", "routing", "--simulate", "--workload", "rag", "--prompt", "900")
+    few = ("--workers", "2", "--requests", "20", "--seeds", "1", "--policy", "random")
+    assert main([*routing, *few]) == 0
+    told = capsys.readouterr().err.splitlines()
+    assert any("random, seed 0: 1 of 20 requests, " in line for line in told)
 
 
 def test_a_price_flips_the_winner(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ from headrace.plan.presets import presets_with
 from headrace.plan.queueing import CHUNKED, PREFILL_FIRST, SPLIT
 from headrace.plan.service import ServiceTimes
 from headrace.sim.goodput import Judge, Trial, simulated_verdicts
-from headrace.sim.outcomes import Seen
+from headrace.sim.progress import Seen
 from headrace.sim.setup import Device, Layout
 
 PRESETS = presets_with(None)
