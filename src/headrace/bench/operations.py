@@ -169,9 +169,7 @@ def _norm(width: int) -> Operation:
 
         def forward(ops: Any) -> Any:
             x = ops.select_logit_rows(ops.embed(table))
-            for _ in range(NUM_NORMS):
-                x = ops.rms_norm(x, weight, 1e-5)
-            return x
+            return [ops.rms_norm(x, weight, 1e-5) for _ in range(NUM_NORMS)][-1]
 
         cell = Cell(name="rows", num_seqs=NUM_NORM_ROWS)
         program = backend.compile(forward, _NO_KV, NUM_NORM_ROWS)
