@@ -1,8 +1,11 @@
 """Settings, faults and threads of the native backend."""
 
+import mmap
+import re
 import resource
 import threading
 from array import array
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -68,6 +71,48 @@ def test_a_weight_need_not_outlive_its_loading() -> None:
     data[:] = bytes(len(data))
     program = backend.compile(lambda ops: ops.select_logit_rows(ops.embed(handle)), KV, 8)
     assert (run(program, batch_of((range(8), 0, [0]))) == ROWS).all()
+
+
+def test_weights_that_share_pages_do_not_share_bytes() -> None:
+    """Those that are left keep their values when others go, and when new ones come."""
+    backend = NativeBackend(1)
+
+    def load(factor: float) -> tuple[float, _native.Weight]:
+        return factor, backend.load_weight(view_of(factor * ROWS))
+
+    handles = [load(i) for i in range(1, 8)]
+    del handles[1::2]
+    handles += [load(i) for i in range(8, 12)]
+    for factor, handle in handles:
+        program = backend.compile(lambda ops: ops.select_logit_rows(ops.embed(handle)), KV, 8)  # noqa: B023
+        assert (run(program, batch_of((range(8), 0, [0]))) == factor * ROWS).all()
+
+
+def test_many_small_weights_take_large_pages() -> None:
+    """Reading a model is then not held up at each 4 KiB."""
+    rollup = Path("/proc/self/smaps_rollup")
+
+    def large_bytes() -> int:
+        found = re.search(r"AnonHugePages: +([0-9]+) kB", rollup.read_text())
+        return int(found[1]) << 10 if found else 0
+
+    num_bytes = 32 << 20
+    if not rollup.exists() or not hasattr(mmap, "MADV_HUGEPAGE"):
+        pytest.skip("this system has no large pages")
+    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    with mmap.mmap(-1, num_bytes, flags=private) as asked:
+        before = large_bytes()
+        asked.madvise(mmap.MADV_HUGEPAGE)
+        asked.write(bytes(num_bytes))
+        if large_bytes() - before < num_bytes // 2:
+            pytest.skip("this system gives no large pages")
+
+    before = large_bytes()
+    backend = NativeBackend(1)
+    view = view_of(np.ones((256, 512), np.float32))
+    weights = [backend.load_weight(view) for _ in range(64)]
+    assert large_bytes() - before >= num_bytes // 2
+    del weights
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -33,19 +34,21 @@ class Pages {
   Pages() = default;
   explicit Pages(size_t bytes);
   Pages(size_t bytes, int fd, size_t offset);  // of a file, so that other processes see them too
-  ~Pages();
-  Pages(Pages&& other) noexcept : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+  // One behind the other with what was asked for before, so that what is too small for a large page gets some, too. The
+  // memory goes back when all that share it are gone.
+  static Pages beside_others(size_t bytes);
+  Pages(Pages&& other) noexcept : Pages() { *this = std::move(other); }
   Pages& operator=(Pages&& other) noexcept {
     std::swap(data_, other.data_);
     std::swap(bytes_, other.bytes_);
     return *this;
   }
 
-  std::byte* data() const { return data_; }
+  std::byte* data() const { return data_.get(); }
   size_t bytes() const { return bytes_; }
 
  private:
-  std::byte* data_ = nullptr;
+  std::shared_ptr<std::byte> data_;
   size_t bytes_ = 0;
 };
 

@@ -211,7 +211,7 @@ Weight::Weight(ThreadPool& pool, WeightType type, int rows, int cols, const std:
   if (bytes != stride * static_cast<size_t>(rows))
     fail("a weight of ", rows, " x ", cols, " takes ", stride * static_cast<size_t>(rows), " bytes, got ", bytes);
   panel_bytes_ = static_cast<size_t>((cols + depth - 1) / depth) * record_bytes(type);
-  pages_ = Pages(panel_bytes_ * static_cast<size_t>(num_panels()));
+  pages_ = Pages::beside_others(panel_bytes_ * static_cast<size_t>(num_panels()));
   // Panels of rows that do not exist stay zero: scale 0 gives weight 0.
   const int group = std::max(1, num_panels() / (8 * pool.threads()));
   pool.run((num_panels() + group - 1) / group, [&](int chunk) {
