@@ -21,7 +21,7 @@ def showing_runs(*, shows_total: bool) -> Iterator[OnProgress]:
     """`shows_total`: the number of requests is what ends a run."""
     out = console(sys.stderr)
     if not out.is_terminal:
-        yield _lines()
+        yield _lines(shows_total=shows_total)
         return
 
     from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
@@ -49,7 +49,7 @@ def showing_runs(*, shows_total: bool) -> Iterator[OnProgress]:
         yield show
 
 
-def _lines() -> OnProgress:
+def _lines(*, shows_total: bool) -> OnProgress:
     out = console(sys.stderr)
     last_s = time.monotonic()
 
@@ -58,6 +58,7 @@ def _lines() -> OnProgress:
         if time.monotonic() - last_s >= EVERY_S:
             last_s = time.monotonic()
             label = f"{now.label}: " if now.label else ""
-            out.print(f"{label}{now.num_ended} ended, {words(now)}", soft_wrap=True, markup=False)
+            ended = f"{now.num_ended} of {now.num_planned}" if shows_total else f"{now.num_ended}"
+            out.print(f"{label}{ended} ended, {words(now)}", soft_wrap=True, markup=False)
 
     return show

@@ -13,7 +13,7 @@ from headrace.cli.sim_whatif_flags import MachineFlags
 from headrace.core.base.errors import ConfigError
 from headrace.core.cost.calibration import Calibration
 from headrace.core.cost.contention import MIN_STEPS
-from headrace.core.workload.recording import Recording
+from headrace.core.workload.recording import PoolFacts, Recording
 from headrace.live.cost_file import read_calibration
 from headrace.live.step_log import read_logs
 from headrace.plan.engines import Provenance
@@ -83,6 +83,12 @@ def _machine_of(flags: MachineFlags, log: str, like: str, recording: Recording) 
     return _own_machine(like or log, recording)
 
 
+def workers_words(pool: PoolFacts) -> str:
+    if pool.num_workers == 1:
+        return f"1 {pool.role} worker"
+    return f"{pool.num_workers} {pool.role} workers, each"
+
+
 def _own_machine(log: str, recording: Recording) -> Machine:
     if not is_recording(path_of(log)):
         times = read_logs([path_of(log)])
@@ -91,7 +97,7 @@ def _own_machine(log: str, recording: Recording) -> Machine:
             return Machine(found, None, provenance_of(found, log, 1))
     pools = recording.pools[-1].pools if recording.pools else ()
     sources = tuple(
-        f"{pool.num_workers} {pool.role} workers, each with a machine like the recorded one's:"
+        f"{workers_words(pool)} with a machine like the recorded one's:"
         f" {pool.cost.num_samples} recorded steps, as their driver saw them"
         for pool in pools
     )

@@ -130,9 +130,11 @@ class EventLogReader:
     def _read_header(self, path: Path) -> LogHeader:
         prefix = self._file.read(_LENGTH.size)
         self._file.seek(0)
-        if is_json(prefix):
+        is_whole = len(prefix) == _LENGTH.size
+        if is_json(prefix) or (is_whole and _LENGTH.unpack(prefix)[0] > MAX_FRAME_BYTES):
+            but_text = ", but text" if is_json(prefix) else ""
             raise ConfigError(
-                f"not an event log, but text: {path}",
+                f"not an event log{but_text}: {path}",
                 hint="`serve --event-log` writes event logs; `sim run` and `sim whatif` take"
                 " recordings of traffic (`serve --record`), too",
             )
@@ -163,7 +165,7 @@ class EventLogReader:
             (length,) = _LENGTH.unpack(prefix)
             if length > MAX_FRAME_BYTES:
                 raise ConfigError(
-                    "not an event log, or a damaged one: a frame is too large",
+                    "event log is damaged: a frame is too large",
                     num_bytes=length,
                     limit_bytes=MAX_FRAME_BYTES,
                 )

@@ -116,18 +116,22 @@ def test_prompts_must_fit() -> None:
     assert fitted_to(traffic, 10_000).max_tokens == 10_000
 
 
+@pytest.mark.parametrize(("shows_total", "ended"), [(True, "3 of 9 ended"), (False, "3 ended")])
 def test_progress_is_a_line_now_and_then(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    shows_total: bool,
+    ended: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     now = Progress(
         label="rate 2", num_ended=3, num_good=1, num_failed=1, num_in_flight=4, num_planned=9
     )
-    with showing_runs(shows_total=True) as show:
+    with showing_runs(shows_total=shows_total) as show:
         show(now)
         assert capsys.readouterr().err == ""
         monkeypatch.setattr("headrace.cli.bench_serve_progress.EVERY_S", 0.0)
         show(now)
-        assert capsys.readouterr().err == "rate 2: 3 ended, 1 good, 1 failed, 4 under way\n"
+        assert capsys.readouterr().err == f"rate 2: {ended}, 1 good, 1 failed, 4 under way\n"
 
 
 def test_files_that_cannot_be_written_are_told_before_the_run(

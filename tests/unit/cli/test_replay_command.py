@@ -85,6 +85,14 @@ def test_a_recording_is_no_event_log(tmp_path: Path, capsys: Capture) -> None:
     assert "x\nhint: `serve --event-log`" in capsys.readouterr().err
 
 
+def test_a_text_of_any_kind_is_no_event_log(tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "x").write_text("from headrace import LLM\n")
+    assert main(["replay", str(tmp_path / "x")]) == 2
+    told, hint = capsys.readouterr().err.splitlines()
+    assert told == f"error: not an event log: {tmp_path / 'x'}"
+    assert hint.startswith("hint: `serve --event-log`")
+
+
 def test_a_length_may_look_like_a_brace() -> None:
     assert is_json(b'{"ki')
     assert is_json(b"{}\n")

@@ -222,7 +222,7 @@ def test_a_recording_says_whose_steps_it_takes(
     found = answer(capsys, "run", log)["provenance"]
     assert found["kind"] == "recorded"
     assert found["sources"] == [
-        "1 mixed workers, each with a machine like the recorded one's: 100 recorded steps, as their"
+        "1 mixed worker with a machine like the recorded one's: 100 recorded steps, as their"
         " driver saw them"
     ]
     file = tmp_path / "cost.json"
