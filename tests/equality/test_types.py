@@ -66,7 +66,7 @@ def hold_together(
 
     alone: dict[bool, list[Output]] = {}
     for isa in isas:
-        has_own = arithmetic.activations == "auto" and native.has_bf16(isa)
+        has_own = arithmetic.activations == "auto" and native.bf16_products(isa) == "dot"
         if has_own not in alone:
             alone[has_own] = run_alone(path, requests, kv_dtype, device(isa, 1))
         for threads in (1, 2):

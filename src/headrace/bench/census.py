@@ -70,7 +70,8 @@ def product_of(type_: WeightType, backend: NativeBackend) -> str:
     """The kind of product, as in Limits, by which `backend` multiplies weights of this type."""
     if type_ not in _FLOATS and backend.int8:
         return "int4" if type_.value.startswith("q4") else "int8"
-    return "bf16" if type_ is WeightType.BF16 and backend.bf16 else "f32"
+    has_bf16 = backend.bf16 and backend.bf16_products != "fma"
+    return "bf16" if type_ is WeightType.BF16 and has_bf16 else "f32"
 
 
 class Linear(msgspec.Struct, frozen=True):

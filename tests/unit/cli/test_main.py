@@ -177,7 +177,7 @@ def test_a_fault_of_ours_is_one_line_too(capsys: Capture, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     "error",
     [
-        AttributeError("module 'headrace.ops.native._native' has no attribute 'has_bf16'"),
+        AttributeError("module 'headrace.ops.native._native' has no attribute 'bf16_products'"),
         AttributeError("'headrace.ops.native._native.Pool' object has no attribute 'x'"),
         TypeError("__init__(): incompatible function arguments. The following …\n    1. __init__("),
     ],

@@ -9,8 +9,9 @@ rows and threads:
 - "int8": inputs of quantised weights are rounded in blocks of 32 to 255 levels; the products of a
   block add up as integers and the blocks in one chain, so every instruction set gives the same
   bits. (The scheme of llama.cpp's Q8_0 and Q8_1 activations.)
-- "bf16": inputs of BF16 weights are rounded to bf16 and multiplied by the dot product of AVX-512
-  BF16, whose bits are its own.
+- "bf16": inputs of BF16 weights are rounded to bf16, and each 32 of them add up in two chains, of
+  the even and of the odd inputs, as the tiles of AMX do it; every instruction set gives the same
+  bits but for AVX-512 without AMX, whose dot product of bf16 has bits of its own.
 """
 
 import os
@@ -67,9 +68,9 @@ class NativeBackend:
     """Computes on the CPU with `threads` threads (0 = all CPUs of this process).
 
     `isa` is one of `usable_isas()` or "auto". `activations` is the least precision that inputs of
-    linear layers may be rounded to: "f32" rounds nothing, "bf16" those of BF16 weights (an error
-    without AVX-512 BF16), "int8" (also "auto") those of quantised weights, and of BF16 weights to
-    bf16 where the CPU can. Raises ConfigError for what this machine cannot do.
+    linear layers may be rounded to: "f32" rounds nothing, "bf16" those of BF16 weights, "int8"
+    (also "auto") these and, to int8, those of quantised weights. Raises ConfigError for what this
+    machine cannot do.
     """
 
     name = "native"
@@ -86,20 +87,17 @@ class NativeBackend:
         if not 0 <= threads <= 1024:
             raise ConfigError("threads must be in 0..1024", threads=threads)
         self.isa = _native.fastest_isa() if isa == "auto" else isa
-        has_bf16 = _native.has_bf16(self.isa)
-        if activations == "bf16" and not has_bf16:
-            raise ConfigError(
-                "no bf16 dot product", isa=self.isa, hint="set activations to f32 or auto"
-            )
-        self.bf16 = has_bf16 and activations != "f32"
+        self.bf16_products = _native.bf16_products(self.isa)  # "fma", "dot" or "tiles"
+        self.bf16 = activations != "f32"
         self.int8 = activations in ("int8", "auto")
         self._pool = _native.Pool(threads or default_threads())
         self._weight_bytes = 0
 
     @property
     def arithmetic(self) -> str:
-        """Neither threads nor the instruction set change a bit, but for its dot product of bf16."""
-        return "native" + " int8" * self.int8 + " bf16" * self.bf16
+        """Neither threads nor the instruction set change a bit, but for VDPBF16PS."""
+        bf16 = " bf16-dot" if self.bf16_products == "dot" else " bf16"
+        return "native" + " int8" * self.int8 + bf16 * self.bf16
 
     @property
     def threads(self) -> int:

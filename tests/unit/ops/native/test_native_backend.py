@@ -29,15 +29,6 @@ def test_settings_that_cannot_be(settings: dict[str, Any]) -> None:
         NativeBackend(**settings)
 
 
-def test_bf16_activations_need_the_instructions() -> None:
-    if _native.has_bf16(_native.fastest_isa()):
-        assert NativeBackend(1, activations="bf16").bf16
-    else:
-        assert not NativeBackend(1).bf16
-        with pytest.raises(ConfigError, match="bf16"):
-            NativeBackend(1, activations="bf16")
-
-
 def test_threads_default_to_the_cpus_of_the_process() -> None:
     assert NativeBackend().threads == default_threads() >= 1
     assert NativeBackend(threads=3).threads == 3

@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[4]
 SUITES = [
     "tests/unit/ops/native/test_native_kernels.py",
     "tests/unit/ops/native/test_native_rounding.py",
+    "tests/unit/ops/native/test_native_bf16.py",
     "tests/conformance/test_invariance.py",
 ]
 SIMDE = Path("/usr/include/simde/x86/avx512.h")

@@ -1,4 +1,4 @@
-"""Activations rounded to int8 and bf16: near the exact ones, the same bits everywhere."""
+"""Activations rounded to int8: near the exact ones, the same bits everywhere."""
 
 from typing import Any
 
@@ -9,10 +9,9 @@ from headrace.ops.interface import TensorView, WeightType
 from headrace.ops.native import _native
 from headrace.ops.native.backend import NativeBackend
 from support import groups
-from support.ops_rig import BLOCKS, apply, noise_of, to_bf16, values_of, view_of, whole_blocks
+from support.ops_rig import BLOCKS, apply, noise_of, values_of, view_of, whole_blocks
 
 ISAS = _native.usable_isas()
-BF16_ISAS = [isa for isa in ISAS if _native.has_bf16(isa)]
 INT8_TYPES = [type for type in WeightType if BLOCKS[type].num_values > 1]
 
 
@@ -218,15 +217,3 @@ def test_weights_of_several_types_in_one_operation() -> None:
     )
     apart = [linear(int8_backend(), x, view) for view in views.values()]
     assert (together == np.hstack(apart)).all()
-
-
-@pytest.mark.parametrize("isa", BF16_ISAS)
-@pytest.mark.parametrize("inputs", [32, 33, 301])
-def test_bf16_activations(isa: str, inputs: int) -> None:
-    x, weight = normal(31, inputs), view_of(normal(37, inputs, seed=1), WeightType.BF16)
-    backend = NativeBackend(threads=2, isa=isa, activations="bf16")
-    out = linear(backend, x, weight)
-    exact = to_bf16(x).astype(np.float64) @ values_of(weight).T
-    np.testing.assert_allclose(out, exact, rtol=0, atol=1e-3)
-    for count in range(1, 31):
-        assert (linear(backend, x[:count], weight) == out[:count]).all(), count

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "flushing.h"
+
 namespace headrace::emulated {
 
 struct Tile {
@@ -61,23 +63,25 @@ void dot_bytes(int out, int a, int b) {
     return sum;
   });
 }
-// Subnormal numbers count as zero.
-inline float flushed(float x) { return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0f, x) : x; }
 inline float from_bf16(const uint8_t* bytes) {
   const uint32_t bits = static_cast<uint32_t>(bytes[0]) << 16 | static_cast<uint32_t>(bytes[1]) << 24;
   float x;
   std::memcpy(&x, &bits, sizeof x);
-  return flushed(x);
+  return x;
 }
 // Two chains of fused multiply-adds, of the even and of the odd inputs, whose sum is added.
-inline void dot_bf16(int out, int a, int b) {
+[[gnu::noinline]] inline void dot_flushed(int out, int a, int b) {
   multiply<float>(out, a, b, [](float sum, const uint8_t (*pairs)[2][4], int words) {
     float chain[2] = {0.0f, 0.0f};
     for (int k = 0; k < words; ++k)
       for (int i = 0; i < 2; ++i)
-        chain[i] = flushed(std::fma(from_bf16(pairs[k][0] + 2 * i), from_bf16(pairs[k][1] + 2 * i), chain[i]));
-    return flushed(flushed(sum) + flushed(chain[0] + chain[1]));
+        chain[i] = std::fma(from_bf16(pairs[k][0] + 2 * i), from_bf16(pairs[k][1] + 2 * i), chain[i]);
+    return sum + (chain[0] + chain[1]);
   });
+}
+inline void dot_bf16(int out, int a, int b) {
+  const Flushing flushing;
+  dot_flushed(out, a, b);
 }
 
 }  // namespace headrace::emulated

@@ -90,6 +90,10 @@ constexpr size_t record_bytes(WeightType type) {
   return header_bytes(type) + static_cast<size_t>(record_inputs(type) * weight_bits(type) * kLanes / 8);
 }
 
+// Inputs that meet weights in bf16 are added up in stretches, as tiles have them.
+inline constexpr int kBf16Inputs = 32;
+constexpr int bf16_stretches(int num_inputs) { return (num_inputs + kBf16Inputs - 1) / kBf16Inputs; }
+
 // Kernels decode this many inputs at a time, a "step": a record, or one block of it.
 constexpr int step_inputs(WeightType type) { return is_quantised(type) ? 32 : 8; }
 constexpr size_t step_bytes(WeightType type) {
@@ -121,7 +125,7 @@ struct LinearSpan {
   const std::byte* next;
   size_t next_bytes;  // of one of them
   const float* x;
-  const uint16_t* x_bf16;    // rows rounded to bf16 and padded to an even length (linear_bf16 only)
+  const std::byte* x_bf16;   // rows as to_bf16 gives them (linear_bf16 only)
   const QuantBlock* x_int8;  // rows in blocks (linear_int8 only)
   size_t x_stride;
   int rows;
@@ -187,13 +191,18 @@ constexpr int64_t partial_floats(int head_dim) { return (head_dim + kLanes - 1) 
 struct Kernels {
   const char* name;
   void (*linear)(const LinearSpan&);
-  void (*linear_bf16)(const LinearSpan&);  // null where the instruction set has no bf16 dot product
+  // bf16 weights times inputs rounded to bf16, in stretches of 32 with zeros behind the last one, where numbers too small
+  // to be normal count as zero: for each, acc + (even + odd), which are the chains over its even and its odd inputs, each
+  // from zero; then the bias. "fma" and "tiles" do so; "dot" is one chain over all pairs, in the arithmetic of VDPBF16PS.
+  void (*linear_bf16)(const LinearSpan&);
+  const char* bf16_products;
+  int bf16_bytes;  // of an input rounded to bf16: 2, or 4 as float32
   // Quantised weights times quantised inputs: chain over blocks of 32 of fma(dot, scale * x.scale, acc), where dot is
   // the integer sum of products, then (q4_1, q5_1, q4_k, q5_k) fma(min, x.sum, acc). Scale and minimum are those of the
   // block, products of theirs exact. In q6_k, dot is the sum of both halves' integers, each times its factor. Offsets are
   // part of dot.
   void (*linear_int8)(const LinearSpan&);
-  void (*to_bf16)(const float* x, int n, uint16_t* out);
+  void (*to_bf16)(const float* x, int n, std::byte* out);  // with zeros up to whole stretches
   void (*to_int8)(const float* x, int n, QuantBlock* out);  // n is a multiple of 32
   void (*weight_row)(WeightType, const std::byte* panel, int lane, int num_inputs, float* out);
   void (*add)(const float* x, const float* y, int n, float* out);

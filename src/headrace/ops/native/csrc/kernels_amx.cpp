@@ -1,6 +1,9 @@
 // AVX-512's kernels, with tiles for products of many rows. What tiles compute has the same bits.
+#define HEADRACE_ISA amx
 #include "kernels.h"
 #include "tiles.h"
+#include "kernels_ahead.inl"
+#include "kernels_amx_bf16.inl"
 
 namespace headrace {
 
@@ -8,6 +11,8 @@ const Kernels* amx_kernels() {
   static const Kernels kernels = [] {
     Kernels k = *avx512_kernels();
     k.name = "amx";
+    k.linear_bf16 = amx::linear_bf16;
+    k.bf16_products = "tiles";
     return k;
   }();
   return &kernels;

@@ -13,10 +13,17 @@ namespace headrace {
 namespace avx512 {
 namespace {
 
-#if defined(__AVX512BF16__) || defined(HEADRACE_EMULATE_AVX512)
+inline constexpr int kBf16Bytes = sizeof(uint16_t);
+
+void to_bf16(const float* x, int n, std::byte* out) {
+  auto* halves = reinterpret_cast<uint16_t*>(out);
+  for (int i = 0; i < n; ++i) halves[i] = bf16_of(x[i]);
+  for (int i = n; i < kBf16Inputs * bf16_stretches(n); ++i) halves[i] = 0;
+}
+
 // acc += w[2i] x[2i] + w[2i + 1] x[2i + 1], inputs in bf16, pairs in order.
 template <int R>
-void dot_rows(const LinearSpan& s, const std::byte* panel, const uint16_t* x, float* sums) {
+void dot_rows(const LinearSpan& s, const std::byte* panel, const std::byte* x, float* sums) {
   const auto* w = reinterpret_cast<const uint32_t*>(panel);
   const int pairs = (s.num_inputs + 1) / 2;
   F acc[R];
@@ -25,7 +32,7 @@ void dot_rows(const LinearSpan& s, const std::byte* panel, const uint16_t* x, fl
     const auto weight = reinterpret_cast<__m512bh>(load_u32(w + i * kLanes));
     for (int r = 0; r < R; ++r) {
       int pair;
-      __builtin_memcpy(&pair, x + r * s.x_stride + 2 * i, sizeof pair);
+      __builtin_memcpy(&pair, x + r * s.x_stride * kBf16Bytes + i * sizeof pair, sizeof pair);
       acc[r] = _mm512_dpbf16_ps(acc[r], weight, reinterpret_cast<__m512bh>(_mm512_set1_epi32(pair)));
     }
   }
@@ -33,7 +40,7 @@ void dot_rows(const LinearSpan& s, const std::byte* panel, const uint16_t* x, fl
 }
 
 template <int R = kTileRows>
-void dot_any(int rows, const LinearSpan& s, const std::byte* panel, const uint16_t* x, float* sums) {
+void dot_any(int rows, const LinearSpan& s, const std::byte* panel, const std::byte* x, float* sums) {
   if constexpr (R > 0) {
     if (rows == R) return dot_rows<R>(s, panel, x, sums);
     dot_any<R - 1>(rows, s, panel, x, sums);
@@ -46,23 +53,18 @@ void linear_bf16(const LinearSpan& s) {
     const int num_tiles = (s.rows + kTileRows - 1) / kTileRows;
     for (int t = 0, row = 0; t < num_tiles; ++t) {
       const int height = (s.rows - row) / (num_tiles - t);
-      dot_any(height, s, s.panels + panel * s.panel_bytes, s.x_bf16 + row * s.x_stride, sums);
+      dot_any(height, s, s.panels + panel * s.panel_bytes, s.x_bf16 + row * s.x_stride * kBf16Bytes, sums);
       finish_panel(s, panel, height, sums, row);
       row += height;
     }
   }
 }
-constexpr auto kLinearBf16 = &linear_bf16;
-#else
-constexpr void (*kLinearBf16)(const LinearSpan&) = nullptr;
-#endif
-
 }  // namespace
 }  // namespace avx512
 
 const Kernels* avx512_kernels() {
   using namespace avx512;
-  static constexpr Kernels kernels{"avx512",    linear,   kLinearBf16, linear_int8, to_bf16, to_int8, weight_row,     add_row,
+  static constexpr Kernels kernels{"avx512",    linear,   linear_bf16, "dot", kBf16Bytes, linear_int8, to_bf16, to_int8, weight_row,     add_row,
                                    rms_norm, silu_mul, rope_row, attend,      merge_segments, max_row, exp_row,
                                    sum_exp_row, divide_row, find_row};
   return &kernels;

@@ -6,6 +6,7 @@
 #include "kernels_linear.inl"
 #include "kernels_int8.inl"
 #include "kernels_rows.inl"
+#include "kernels_bf16.inl"
 #include "kernels_kv.inl"
 #include "kernels_attention.inl"
 
@@ -13,7 +14,7 @@ namespace headrace {
 
 const Kernels* portable_kernels() {
   using namespace portable;
-  static constexpr Kernels kernels{"portable",    linear,   nullptr, linear_int8, to_bf16, to_int8, weight_row,     add_row,
+  static constexpr Kernels kernels{"portable",    linear,   linear_bf16, "fma", kBf16Bytes, linear_int8, to_bf16, to_int8, weight_row,     add_row,
                                    rms_norm, silu_mul, rope_row, attend,      merge_segments, max_row, exp_row,
                                    sum_exp_row, divide_row, find_row};
   return &kernels;

@@ -82,11 +82,6 @@ HR_INLINE uint16_t bf16_of(float x) {
   return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
-void to_bf16(const float* x, int n, uint16_t* out) {
-  for (int i = 0; i < n; ++i) out[i] = bf16_of(x[i]);
-  if (n % 2 != 0) out[n] = 0;
-}
-
 HR_INLINE void rotate(const float* x, const float* cos, const float* sin, int head_dim, bool interleaved, float* out) {
   const int pairs = head_dim / 2;
   if (!interleaved) {

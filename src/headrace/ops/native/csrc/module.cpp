@@ -305,7 +305,7 @@ NB_MODULE(_native, m) {
     return names;
   });
   m.def("fastest_isa", [] { return std::string(find_kernels("auto").name); });
-  m.def("has_bf16", [](const std::string& isa) { return find_kernels(isa).linear_bf16 != nullptr; }, "isa"_a);
+  m.def("bf16_products", [](const std::string& isa) { return find_kernels(isa).bf16_products; }, "isa"_a);
   m.def("read_limit", &read_limit, nb::call_guard<nb::gil_scoped_release>(), "pool"_a, "isa"_a, "num_bytes"_a,
         "seconds"_a);
   m.def("product_limit", &product_limit, nb::call_guard<nb::gil_scoped_release>(), "pool"_a, "isa"_a, "kind"_a,

@@ -65,7 +65,7 @@ struct Step {
 
 // What inputs of linear operations may be rounded to, where that is faster.
 struct Rounding {
-  bool bf16;  // for bf16 weights, where the instruction set has a dot product of them
+  bool bf16;  // for bf16 weights
   bool int8;  // for quantised weights
 };
 
@@ -143,8 +143,10 @@ class Program {
   const Register& at(int reg) const;
   int rows_of(int reg) const;
   View view(int reg) const;
-  uint16_t* bf16_row(int row) const {
-    return reinterpret_cast<uint16_t*>(rounded_.data()) + static_cast<size_t>(row) * widest_input_;
+  // An odd number of cache lines or pairs of them: rows that a tile reads at once lie in different sets of a cache.
+  static size_t bf16_stride(int width) { return static_cast<size_t>((bf16_stretches(width) | 1) * kBf16Inputs); }
+  std::byte* bf16_row(int width, int row) const {
+    return rounded_.data() + static_cast<size_t>(row) * bf16_stride(width) * static_cast<size_t>(kernels_.bf16_bytes);
   }
   QuantBlock* int8_row(int buffer, int width, int row) const {
     auto* rows = reinterpret_cast<QuantBlock*>(quantised_[static_cast<size_t>(buffer)].data());

@@ -326,7 +326,8 @@ void Program::place_registers() {
       if (reg >= 0 && last_use[static_cast<size_t>(reg)] == i) free.push_back(at(reg).buffer);
   }
   for (size_t bytes : sizes) buffers_.emplace_back(bytes);
-  if (rounding_.bf16) rounded_ = Pages(rows * widest_input_ * sizeof(uint16_t));
+  if (rounding_.bf16)
+    rounded_ = Pages(rows * bf16_stride(static_cast<int>(widest_input_)) * static_cast<size_t>(kernels_.bf16_bytes));
   if (rounding_.int8)
     for (Pages& pages : quantised_) pages = Pages(rows * (widest_input_ / 32) * sizeof(QuantBlock));
 }

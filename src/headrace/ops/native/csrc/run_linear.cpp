@@ -75,7 +75,7 @@ void Program::round_inputs(const Op& op, int rows) {
   const View x = view(op.x);
   const int inputs = at(op.x).width;
   if (std::any_of(op.parts.begin(), op.parts.end(), [&](const Part& p) { return in_bf16(p); }))
-    for_rows(rows, inputs, [&](int r) { kernels_.to_bf16(x.row(r), inputs, bf16_row(r)); });
+    for_rows(rows, inputs, [&](int r) { kernels_.to_bf16(x.row(r), inputs, bf16_row(inputs, r)); });
   if (!op.from_int8 && std::any_of(op.parts.begin(), op.parts.end(), [&](const Part& p) { return in_int8(p); }))
     for_rows(rows, inputs, [&](int r) { kernels_.to_int8(x.row(r), inputs, int8_row(op.quantised, inputs, r)); });
 }
@@ -104,9 +104,9 @@ void Program::multiply(const Op& op, const Rows& rows, int panel, int count, Ahe
         .next = next.panels,
         .next_bytes = next.panel_bytes,
         .x = x.row(rows.first),
-        .x_bf16 = bf16 ? bf16_row(rows.first) : nullptr,
+        .x_bf16 = bf16 ? bf16_row(inputs, rows.first) : nullptr,
         .x_int8 = int8 ? int8_row(op.quantised, inputs, rows.first) : nullptr,
-        .x_stride = int8 ? static_cast<size_t>(inputs) / 32 : bf16 ? widest_input_ : x.stride,
+        .x_stride = int8 ? static_cast<size_t>(inputs) / 32 : bf16 ? bf16_stride(inputs) : x.stride,
         .rows = rows.count,
         .out = out.data + (part.column + column - first_column),
         .out_stride = out.stride,

@@ -210,7 +210,8 @@ Weight::Weight(ThreadPool& pool, WeightType type, int rows, int cols, const std:
   const size_t stride = static_cast<size_t>(cols) * block_bytes(type) / static_cast<size_t>(depth);
   if (bytes != stride * static_cast<size_t>(rows))
     fail("a weight of ", rows, " x ", cols, " takes ", stride * static_cast<size_t>(rows), " bytes, got ", bytes);
-  panel_bytes_ = static_cast<size_t>((cols + depth - 1) / depth) * record_bytes(type);
+  const int stretch = type == WeightType::bf16 ? kBf16Inputs : depth;  // with zeros behind the last input
+  panel_bytes_ = static_cast<size_t>((cols + stretch - 1) / stretch * stretch / depth) * record_bytes(type);
   pages_ = Pages::beside_others(panel_bytes_ * static_cast<size_t>(num_panels()));
   // Panels of rows that do not exist stay zero: scale 0 gives weight 0.
   const int group = std::max(1, num_panels() / (8 * pool.threads()));

@@ -111,8 +111,10 @@ uint64_t hash_of(const Kernels& kernels, Rounding rounding, KvType kv) {
 
 int main() {
   for (const Kernels* kernels : usable_kernels())
-    for (const bool int8 : {false, true})
-      for (const std::string kv : {"bf16", "int8", "fp8"})
-        std::printf("%s %s+%s %016llx\n", kernels->name, int8 ? "int8" : "f32", kv.c_str(),
-                    static_cast<unsigned long long>(hash_of(*kernels, {false, int8}, kv_type(kv))));
+    for (const std::string kv : {"bf16", "int8", "fp8"})
+      for (const std::string activations : {"f32", "bf16", "int8"}) {
+        const Rounding rounding{activations != "f32", activations == "int8"};
+        std::printf("%s %s+%s %016llx\n", kernels->name, activations.c_str(), kv.c_str(),
+                    static_cast<unsigned long long>(hash_of(*kernels, rounding, kv_type(kv))));
+      }
 }
