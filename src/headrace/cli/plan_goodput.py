@@ -72,7 +72,7 @@ def goodput(
         found = with_simulator(found, asked.simulator, service, slo, machine.device())
     provenance = machine.provenance(service)
     num_seqs = max((one.decode_seqs or 0.0) for one in found.verdicts)
-    warnings = machine.warnings(service, num_seqs)
+    warnings = [*machine.warnings(service, num_seqs), *unbroken(found, asked.simulator)]
     figures = {
         **msgspec.to_builtins(found),
         "warnings": warnings,
@@ -173,6 +173,23 @@ def with_simulator(
     )
     verdicts = (*found.verdicts, *simulated_verdicts(judge, found.load_per_s))
     return msgspec.structs.replace(found, verdicts=verdicts, gain_by_model=gains(verdicts))
+
+
+def unbroken(found: Goodput, asked: SimulatorFlags) -> list[str]:
+    """A warning where the simulator's largest load is only the largest that it tried."""
+    from headrace.sim.goodput import NOTHING_FOUND, SIMULATED
+
+    modes = [
+        f"{one.mode} ({_rate(one.sustainable_per_s, 1)}/s)"
+        for one in found.verdicts
+        if (one.model, one.binds) == (SIMULATED, NOTHING_FOUND)
+    ]
+    if not modes:
+        return []
+    return [
+        f"with {asked.simulate} requests no load that was tried broke a limit of"
+        f" {', '.join(modes)}: more of them (--simulate) give queues the time to grow"
+    ]
 
 
 def limits(asked: GoodputAsked, profile: WorkloadProfile) -> Slo:

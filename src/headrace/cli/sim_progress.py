@@ -21,11 +21,19 @@ ERASE: Final = "\r\x1b[K"
 def progress_words(
     num_done: int, num_all: int, elapsed_s: float, simulated_s: float, of: str = "requests"
 ) -> str:
-    left_s = max(0.0, elapsed_s * (num_all - num_done) / max(1, num_done))
-    return (
-        f"{num_done:,} of {num_all:,} {of},"
-        f" {simulated_s:,.0f} s simulated in {elapsed_s:,.0f} s, about {left_s:,.0f} s left"
+    words = (
+        f"{num_done:,} of {num_all:,} {of}, {simulated_s:,.0f} s simulated in {elapsed_s:,.0f} s"
     )
+    if num_done < SEEN_PER_LOOK:
+        return words  # too few to tell how long the others take
+    left_s = max(0.0, elapsed_s * (num_all - num_done) / num_done)
+    return f"{words}, about {left_s:,.0f} s left"
+
+
+class _Told:
+    """When the last line was written: one for all runs, or many short ones would be silent."""
+
+    at_s = time.monotonic()
 
 
 @contextmanager
@@ -35,19 +43,19 @@ def showing(label: str, num_all: int, *, of: str = "requests") -> Iterator[Seen]
     """
     is_terminal = console(sys.stderr).is_terminal
     every_s = EVERY_S if is_terminal else NOTE_EVERY_S
-    began_s = shown_s = time.monotonic()
+    began_s = time.monotonic()
     num_done, last_ns = 0, Ns(0)
 
     def seen(at_ns: Ns) -> None:
-        nonlocal num_done, last_ns, shown_s
+        nonlocal num_done, last_ns
         num_done += 1
         last_ns = max(last_ns, at_ns)
-        if num_done % SEEN_PER_LOOK:
+        if num_done > 1 and num_done % SEEN_PER_LOOK:
             return
         now_s = time.monotonic()
-        if now_s - shown_s < every_s:
+        if now_s - _Told.at_s < every_s:
             return
-        shown_s = now_s
+        _Told.at_s = now_s
         words = progress_words(num_done, num_all, now_s - began_s, last_ns / NS_PER_S, of)
         line = f"{label}: {words}" if label else words
         if is_terminal:

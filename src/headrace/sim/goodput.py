@@ -22,6 +22,7 @@ from headrace.sim.setup import VOCAB, Device, Layout, build_cluster
 from headrace.sim.summary import Summary, Tally
 
 SIMULATED = "simulator"
+NOTHING_FOUND = "nothing found"
 BISECTIONS = 6
 FREE_LINK = Link(latency_ns=1.0, byte_ns=1e-6)  # where hand-offs take no time
 
@@ -111,7 +112,7 @@ class Judge(msgspec.Struct, frozen=True, kw_only=True):
             decode_seqs=None,
             is_good=at_load.attainment >= self.attainment,
             sustainable_per_s=low,
-            binds=binds or "nothing found",
+            binds=binds or NOTHING_FOUND,
             goodput_per_s_by_load=tuple(
                 (load, found.attainment * load) for load, found in sorted(points.items())
             ),

@@ -68,6 +68,16 @@ def test_goodput_of_a_model_on_workers_of_several_devices(
     assert all(one["ttft_s"] is None for one in overloaded["verdicts"])
 
 
+def test_a_load_that_nothing_broke_is_no_limit(capsys: pytest.CaptureFixture[str]) -> None:
+    """A few requests at once queue too shortly for any limit to break."""
+    words = ("goodput", "--prompt", "800", "--output", "4")
+    few = figures(capsys, *words, "--gpus", "1", "--simulate", "3")
+    simulated = [one for one in few["verdicts"] if one["model"] == "simulator"]
+    assert "nothing found" in [one["binds"] for one in simulated]
+    assert any("with 3 requests no load that was tried broke" in one for one in few["warnings"])
+    assert not any("no load" in one for one in figures(capsys, *words)["warnings"])
+
+
 def test_goodput_of_a_calibrated_machine(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
