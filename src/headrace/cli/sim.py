@@ -314,14 +314,16 @@ def _requests_of(
 
 def read_trace(file: str) -> list[TraceRequest]:
     """Raises ConfigError for what cannot be read, or is no trace."""
-    try:
-        with TextIOWrapper(open_regular(Path(file).expanduser()), encoding="utf-8") as lines:
+    with TextIOWrapper(open_regular(Path(file).expanduser()), encoding="utf-8") as lines:
+        try:
             return parse_trace(lines)
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise ConfigError(f"cannot read the trace {file}: {reason}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"the trace {file} is not UTF-8 text") from error
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+            raise ConfigError(f"cannot read the trace {file}: {reason}") from error
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"the trace {file} is not UTF-8 text") from error
+        except ConfigError as error:
+            raise ConfigError(f"{file}: {error.message}", hint=error.hint, **error.data) from error
 
 
 # ---- what comes of it

@@ -215,7 +215,9 @@ def find(kind: str, name: str, known: Mapping[str, Found]) -> Found:
     if (key := by_letters.get(_letters(name))) is not None:
         return known[key]
     near = get_close_matches(_letters(name), by_letters, n=3, cutoff=0.4)
-    names = [by_letters[match] for match in near] or sorted(known)
+    # Who has an organisation is known without it, too.
+    once = (key for key in known if key.partition("/")[2] not in known)
+    names = [by_letters[match] for match in near] or sorted(once)
     raise ConfigError(f"unknown {kind} {name!r}", hint="known: " + ", ".join(names))
 
 

@@ -127,6 +127,7 @@ def test_limits_are_missed_for_a_reason(capsys: pytest.CaptureFixture[str]) -> N
         ({"policy": "best"}, "known: kv"),
         ({"trace": "nowhere.jsonl"}, "nowhere.jsonl: cannot be read"),
         ({"trace": "/dev/zero"}, "not a regular file"),
+        ({"trace": __file__}, f"{__file__}: the trace is of no known kind"),
         ({"trace": str(TRACE), "load": 3.0}, "--load is 3.0, and the trace has its own"),
         ({"trace": str(TRACE), "spread": 0.0}, "--spread is 0.0, and the trace has its own"),
         ({"shared": 1.0}, "--shared is 1"),

@@ -106,3 +106,11 @@ def test_a_file_that_cannot_be_read(tmp_path: Path, name: str) -> None:
 def test_what_is_unknown_names_what_is_near() -> None:
     with pytest.raises(ConfigError, match="H200 SXM"):
         package_presets().accelerator("h200")
+
+
+def test_what_is_near_nothing_names_each_model_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        package_presets().model("!")
+    names = caught.value.hint.removeprefix("known: ").split(", ")
+    assert len(names) == 34
+    assert "Meta-Llama-3.1-8B" in names
