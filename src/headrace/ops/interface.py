@@ -213,6 +213,12 @@ class Program(Protocol):
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None: ...
 
+    def ready_blocks(self) -> bool:
+        """Ready memory of blocks that no step has used yet, for some milliseconds; whether there is
+        more to do. What is not readied costs the step time that uses it first.
+        """
+        ...
+
 
 class Backend(Protocol[T, W]):
     """Where weights live and programs run."""

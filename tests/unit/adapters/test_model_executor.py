@@ -29,6 +29,8 @@ class RecordingProgram:
         self.faults: dict[str, Exception] = {}
         self.tokens: list[list[int]] = []  # of every pass
         self.requests: list[Sequence[RowRequest]] = []
+        self.num_readied = 0
+        self.is_ready = threading.Event()
         self.may_run = threading.Event()
         self.may_run.set()
 
@@ -47,6 +49,11 @@ class RecordingProgram:
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         self._called("copy")
+
+    def ready_blocks(self) -> bool:
+        self.num_readied += 1
+        self.is_ready.set()
+        return self.num_readied < 3
 
     def _called(self, name: str) -> None:
         self.calls.append(name)
@@ -277,6 +284,15 @@ def test_the_time_of_a_step_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     executor.close()
     assert isinstance(done, StepDone)
     assert done.result.elapsed_ns == 77
+
+
+def test_memory_is_readied_while_there_is_nothing_to_do() -> None:
+    backend = RecordingBackend()
+    executor = executor_of(backend)
+    assert backend.program.is_ready.wait(10)
+    assert isinstance(run(executor, PLAN), StepDone)
+    executor.close()
+    assert 1 <= backend.program.num_readied <= 3
 
 
 def test_close_finishes_the_step_and_frees_the_device() -> None:

@@ -41,6 +41,8 @@ from headrace.ops.interface import (
 
 _log = logging.getLogger(__name__)
 
+_IDLE_S = 0.002  # longer than what lies between two steps
+
 _Inbox: TypeAlias = "queue.SimpleQueue[tuple[StepPlan, Layout, OnStepDone] | None]"
 
 
@@ -109,7 +111,7 @@ class Layout(NamedTuple):
 
 def _serve(program: Program, inbox: _Inbox) -> None:
     sampled: dict[SeqId, int] | None = None  # by the last step; None = it failed
-    while (work := inbox.get()) is not None:
+    while (work := _next_work(program, inbox)) is not None:
         plan, layout, on_done = work
         try:
             if plan.is_ahead:
@@ -127,6 +129,16 @@ def _serve(program: Program, inbox: _Inbox) -> None:
             lines = str(error).splitlines() or [type(error).__name__]
             done = StepFailed(plan.step_id, lines[0])
         on_done(done)
+
+
+def _next_work(program: Program, inbox: _Inbox) -> tuple[StepPlan, Layout, OnStepDone] | None:
+    """While there is none, memory is readied for what may come."""
+    while True:
+        try:
+            return inbox.get(timeout=_IDLE_S)
+        except queue.Empty:
+            if not program.ready_blocks():
+                return inbox.get()
 
 
 def run_step(program: Program, plan: StepPlan, layout: Layout) -> StepResult:

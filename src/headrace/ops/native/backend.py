@@ -220,6 +220,9 @@ class NativeProgram:
         with _faults:
             self._program.copy_blocks([(copy.src, copy.dst, copy.num_tokens) for copy in copies])
 
+    def ready_blocks(self) -> bool:
+        return self._program.ready_blocks()
+
 
 def _row(request: RowRequest) -> "_native.Row":
     spec = request.sample

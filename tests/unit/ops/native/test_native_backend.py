@@ -106,6 +106,19 @@ def test_many_small_weights_take_large_pages() -> None:
     del weights
 
 
+def test_blocks_are_readied_behind_those_in_use_and_change_nothing() -> None:
+    """2 MiB a time, 256 blocks ahead of the last one that a step has used."""
+    backend = NativeBackend(1)
+    handle = backend.load_weight(view_of(ROWS))
+    kv = KvLayout(4, 4, 64, 512)  # 64 KiB a block
+    program = backend.compile(lambda ops: ops.select_logit_rows(ops.embed(handle)), kv, 8)
+    assert [program.ready_blocks() for _ in range(9)] == [True] * 7 + [False] * 2
+    rows = run(program, batch_of((range(8), 0, [100])))
+    assert (rows == ROWS).all()
+    # To the end of block 357, in the 12th page.
+    assert [program.ready_blocks() for _ in range(5)] == [True] * 3 + [False] * 2
+
+
 @pytest.mark.parametrize(
     ("rows", "cols", "type", "num_bytes"),
     [

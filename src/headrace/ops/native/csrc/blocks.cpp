@@ -1,10 +1,23 @@
 // Program: copying KV blocks.
 
+#include <algorithm>
 #include <cstring>
 
 #include "program.h"
 
 namespace headrace {
+
+// Blocks are used from the first one on, so what comes next is known.
+bool Program::ready_blocks() {
+  constexpr size_t kAheadBlocks = 256, kMostAhead = size_t{256} << 20, kPage = size_t{1} << 21;
+  const size_t block = kv_.block_bytes(), used = used_blocks_ * block;
+  const size_t end = std::min(used + std::min(kAheadBlocks * block, kMostAhead), blocks_.bytes());
+  ready_bytes_ = std::max(ready_bytes_, used / kPage * kPage);
+  if (ready_bytes_ >= end) return false;
+  blocks_.touch(ready_bytes_, std::min(kPage, end - ready_bytes_));
+  ready_bytes_ += kPage;
+  return ready_bytes_ < end;
+}
 
 void Program::copy_blocks(const std::vector<std::array<int, 3>>& copies) {
   for (const auto& [src, dst, tokens] : copies) {

@@ -58,6 +58,12 @@ Pages::Pages(size_t, int, size_t) { fail("this system has no shared memory"); }
 
 #endif
 
+void Pages::touch([[maybe_unused]] size_t offset, [[maybe_unused]] size_t bytes) const {
+#ifdef MADV_POPULATE_WRITE
+  madvise(data() + offset, bytes, MADV_POPULATE_WRITE);  // a refusal only costs time later
+#endif
+}
+
 Pages Pages::beside_others(size_t bytes) {
   static std::mutex mutex;
   static std::weak_ptr<std::byte> shared;  // those that were given out keep it

@@ -44,6 +44,9 @@ class Pages {
     return *this;
   }
 
+  // Has the system give the pages of some bytes now, which it else does when each is first written to. Changes nothing.
+  void touch(size_t offset, size_t bytes) const;
+
   std::byte* data() const { return data_.get(); }
   size_t bytes() const { return bytes_; }
 

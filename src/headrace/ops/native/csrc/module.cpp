@@ -348,8 +348,7 @@ NB_MODULE(_native, m) {
             new (self) Weight(pool, kind, rows, cols, bytes.data(), bytes.size(), std::move(places));
           },
           "pool"_a, "type"_a, "rows"_a, "cols"_a, "data"_a, "order"_a = nb::make_tuple())
-      .def_prop_ro("rows", &Weight::rows)
-      .def_prop_ro("cols", &Weight::cols)
+      .def_prop_ro("rows", &Weight::rows).def_prop_ro("cols", &Weight::cols)
       .def_prop_ro("bytes", &Weight::bytes);
 
   // The program keeps its pool and its weights alive: keep_alive<1, n> ties argument n to it.
@@ -395,6 +394,7 @@ NB_MODULE(_native, m) {
       .def("finish_rows", &finish_rows, "requests"_a)
       .def("logits", &logits)
       .def("copy_blocks", &copy_blocks, "copies"_a)
+      .def("ready_blocks", &Program::ready_blocks, nb::call_guard<nb::gil_scoped_release>())
       .def_prop_ro("activation_bytes", &Program::activation_bytes)
       .def_prop_ro("kv_bytes", &Program::kv_bytes);
 }

@@ -86,6 +86,9 @@ class Program {
   void run(Step step);
   void copy_blocks(const std::vector<std::array<int, 3>>& copies);
 
+  // Readies memory of blocks that no step has used yet, a page that takes some milliseconds. Whether there is more to do.
+  bool ready_blocks();
+
   int num_logit_rows() const { return static_cast<int>(step_.logit_rows.size()); }
   int vocab_size() const { return registers_[static_cast<size_t>(logits_)].width; }
   LogitsRow logits_row(int row) const;
@@ -203,6 +206,7 @@ class Program {
   KvShape kv_;
   int max_tokens_;
   Pages blocks_;
+  size_t used_blocks_ = 0, ready_bytes_ = 0;  // of blocks_, from its begin on
   std::vector<Op> ops_;
   std::vector<Register> registers_;
   std::vector<Pages> buffers_;

@@ -72,6 +72,7 @@ void Program::run(Step step) {
       step_.row_seq.push_back(i);
       step_.row_position.push_back(step_.positions[i] + row - step_.token_starts[i]);
     }
+  for (const int32_t block : step_.blocks) used_blocks_ = std::max(used_blocks_, static_cast<size_t>(block) + 1);
   planned_.reset();
   tops_.clear();
   for (RopeTable& rope : ropes_) fill_angles(rope);
