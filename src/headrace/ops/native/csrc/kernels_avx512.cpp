@@ -3,6 +3,7 @@
 #include "simd_avx512.h"
 #include "kernels_ahead.inl"
 #include "kernels_tile.inl"
+#include "kernels_blocks.inl"
 #include "kernels_linear.inl"
 #include "kernels_int8.inl"
 #include "kernels_rows.inl"

@@ -31,17 +31,7 @@ struct QuadStep {
   // Word W: quads W and W + 4.
   template <int W>
   __attribute__((always_inline)) void at() {
-    const I both = load_u32(words + W * kLanes);
-    I even = bit_and(both, 0x0f0f0f0fu);
-    I odd = bit_and(shift_right<4>(both), 0x0f0f0f0fu);
-    if constexpr (kBits == 5) {
-      const I high = load_u32(words + 4 * kLanes);
-      even = bit_or(even, bit_and(shifted<4 - W>(high), 0x10101010u));
-      odd = bit_or(odd, bit_and(shifted<-W>(high), 0x10101010u));
-    } else if constexpr (kBits == 6) {
-      even = bit_or(even, bit_and(shifted<4 - 2 * W>(load_u32(words + 4 * kLanes)), 0x30303030u));
-      odd = bit_or(odd, bit_and(shifted<4 - 2 * W>(load_u32(words + 5 * kLanes)), 0x30303030u));
-    }
+    const auto [even, odd] = quads_at<T, W>(words);
     if constexpr (W % kGroup == 0)
       for (int r = 0; r < R; ++r) sum[r] = zero_int();
     for (int r = 0; r < R; ++r) sum[r] = dot(sum[r], even, quad_of(x[r * x_stride], W));
@@ -105,20 +95,6 @@ HR_INLINE void int8_block(const std::byte* panel, int block, const QuantBlock* x
 
 // A lone row waits for memory, which gives more to several streams at once: it walks this many panels side by side.
 inline constexpr int kStreams = 4;
-
-// As finish_panel does, from registers where it can.
-template <int R>
-HR_INLINE void finish_rows(const LinearSpan& s, int panel, const F* acc, int first_row) {
-  const int first = panel * kLanes;
-  if (s.num_outputs - first >= kLanes) {
-    float* out = s.out + first_row * s.out_stride + first;
-    for (int r = 0; r < R; ++r) store(out + r * s.out_stride, s.bias ? add(acc[r], load(s.bias + first)) : acc[r]);
-  } else {
-    alignas(64) float sums[R * kLanes];
-    for (int r = 0; r < R; ++r) store(sums + r * kLanes, acc[r]);
-    finish_panel(s, panel, R, sums, first_row);
-  }
-}
 
 // Lines of a block's memory that a tile fetches of each block that comes after its panels. All at once would be more than a
 // core can have under way, so the tiles of a panel share them.

@@ -1,9 +1,7 @@
-// Linear layers. Included once for each instruction set, after its simd header.
+// Linear layers. Included once for each instruction set, after kernels_blocks.inl.
 
 namespace headrace::HEADRACE_ISA {
 namespace {
-
-HR_INLINE int least(int a, int b) { return a < b ? a : b; }
 
 // ---- Decoders: the weights of 16 outputs at inputs 0, 1, 2, ... of one step, in order ----
 
@@ -44,52 +42,6 @@ struct DecodeBF16 {
   }
 };
 
-// The record that a block of 32 inputs belongs to.
-template <WeightType T>
-HR_INLINE const std::byte* record_of(const std::byte* panel, int block) {
-  return panel + static_cast<unsigned>(block) / (record_inputs(T) / 32) * record_bytes(T);
-}
-template <WeightType T>
-HR_INLINE const uint32_t* words_of(const std::byte* panel, int block) {
-  const size_t nth = static_cast<unsigned>(block) % (record_inputs(T) / 32);
-  const std::byte* words = record_of<T>(panel, block) + header_bytes(T) + nth * (4 * kLanes * weight_bits(T));
-  return reinterpret_cast<const uint32_t*>(words);
-}
-template <WeightType T>
-HR_INLINE F scale_of(const std::byte* panel, int block) {
-  return from_f16(reinterpret_cast<const uint16_t*>(record_of<T>(panel, block)));
-}
-template <WeightType T>
-HR_INLINE F second_of_header(const std::byte* panel, int block) {  // minimum, -minimum or offset
-  return from_f16(reinterpret_cast<const uint16_t*>(record_of<T>(panel, block)) + kLanes);
-}
-template <WeightType T>
-HR_INLINE I block_factors(const std::byte* panel, int block) {
-  return load_pairs(record_of<T>(panel, block) + 64 + static_cast<unsigned>(block) % 8 * 32);
-}
-HR_INLINE F first_of(I pairs) { return to_float(shift_right_signed<16>(shift_left<16>(pairs))); }
-HR_INLINE F second_of(I pairs) { return to_float(shift_right_signed<16>(pairs)); }
-
-// A weight is fma(q, scale, min), with q as it is stored. Scales and minima are products of a float16 and a small
-// integer, and so exact, and so is the product with q: the only rounding is that of the sum.
-struct Affine {
-  F scale, min;
-};
-template <WeightType T>
-HR_INLINE Affine affine(const std::byte* panel, int block) {
-  const F scale = scale_of<T>(panel, block);
-  if constexpr (T == WeightType::q4_k || T == WeightType::q5_k) {
-    const I factors = block_factors<T>(panel, block);
-    return {mul(scale, first_of(factors)), mul(second_of_header<T>(panel, block), second_of(factors))};
-  } else if constexpr (has_offset(T)) {
-    return {scale, mul(scale, second_of_header<T>(panel, block))};
-  } else if constexpr (T == WeightType::q4_1 || T == WeightType::q5_1) {
-    return {scale, second_of_header<T>(panel, block)};
-  } else {  // q is raised by half its range
-    return {scale, mul(scale, set1(-static_cast<float>(1 << (weight_bits(T) - 1))))};
-  }
-}
-
 struct DecodeQ8 {
   static constexpr WeightType kType = WeightType::q8_0;
   F scale;
@@ -105,13 +57,6 @@ struct DecodeQ8 {
     return mul(to_float(shift_right_signed<24>(shift_left<24 - 8 * byte>(load_u32(quads + quad * kLanes)))), scale);
   }
 };
-
-template <int N>
-HR_INLINE I shifted(I x) {
-  if constexpr (N > 0) return shift_left<N>(x);
-  if constexpr (N < 0) return shift_right<-N>(x);
-  return x;
-}
 
 // A nibble is masked where it lies, and the bits above it are moved there, so it reads q * 16^j; the scale is divided
 // by 16 from nibble to nibble to match. Powers of two change no rounding: the weight is exactly fma(q, scale, min). The
@@ -180,15 +125,6 @@ HR_INLINE void with_decoder(WeightType type, Use use) {
     case WeightType::q4_k: return use(DecodeQuads<WeightType::q4_k>{});
     case WeightType::q5_k: return use(DecodeQuads<WeightType::q5_k>{});
     case WeightType::q6_k: return use(DecodeQuads<WeightType::q6_k>{});
-  }
-}
-
-// Calls step<0>, step<1>, ... step<N - 1>.
-template <int N, int K = 0, class Step>
-HR_INLINE void unrolled(Step& step) {
-  if constexpr (K < N) {
-    step.template at<K>();
-    unrolled<N, K + 1>(step);
   }
 }
 
@@ -274,20 +210,6 @@ void direct(const LinearSpan& s, int first_panel, float* sums) {
 
 inline constexpr int kStretch = 256;  // most inputs decoded at a time: 16 KiB of the first-level cache
 inline constexpr int kGroupRows = 192;  // rows that share a decoded stretch
-
-// Add the bias and write the outputs that exist.
-HR_INLINE void finish_panel(const LinearSpan& s, int panel, int rows, const float* sums, int first_row) {
-  const int first = panel * kLanes;
-  const int lanes = least(s.num_outputs - first, kLanes);
-  for (int r = 0; r < rows; ++r, sums += kLanes) {
-    float* out = s.out + (first_row + r) * s.out_stride + first;
-    if (lanes == kLanes) {
-      store(out, s.bias ? add(load(sums), load(s.bias + first)) : load(sums));
-    } else {
-      for (int i = 0; i < lanes; ++i) out[i] = s.bias ? sums[i] + s.bias[first + i] : sums[i];
-    }
-  }
-}
 
 template <class D, int R>
 void direct_rows(const LinearSpan& s) {
