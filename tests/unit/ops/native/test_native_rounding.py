@@ -131,12 +131,26 @@ def test_int8_bits_do_not_depend_on_rows_threads_or_instruction_set(type: Weight
     assert results == {together.tobytes()}
 
 
+@pytest.mark.parametrize("type", INT8_TYPES)
+def test_int8_bits_of_many_rows_and_inputs(type: WeightType) -> None:
+    """Heights at which rows are cut into tiles in other ways, and more inputs than are decoded at
+    a time."""
+    inputs = whole_blocks(type, 2080)
+    x, weight = normal(200, inputs), noise(type, 37, inputs)
+    expected = linear(int8_backend("portable"), x, weight)
+    for isa in ISAS:
+        for count in (9, 15, 16, 17, 31, 32, 33, 47, 48, 49, 100, 191, 192, 193, 200):
+            out = linear(int8_backend(isa), x[:count], weight)
+            assert out.tobytes() == expected[:count].tobytes(), (isa, count)
+
+
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("type", INT8_TYPES)
-def test_int8_at_the_ends_of_its_range(isa: str, type: WeightType) -> None:
+@pytest.mark.parametrize("num_rows", [6, 18])
+def test_int8_at_the_ends_of_its_range(isa: str, type: WeightType, num_rows: int) -> None:
     """The greatest products that there are, in every lane, and blocks of nothing."""
     block = BLOCKS[type]
-    x = np.ones((6, 3 * block.num_values), np.float32)
+    x = np.ones((num_rows, 3 * block.num_values), np.float32)
     x[1], x[2], x[3, 40:70], x[4] = -1, 1e-38, 0, 3e38
     # All bits set, then none: q at both ends. Q8_0 has -128, which no quantiser writes.
     for fill in (0x80,) if type is WeightType.Q8_0 else (0xFF, 0x00):
@@ -170,6 +184,7 @@ def test_int8_sums_fit_where_signs_agree(isa: str, type: WeightType, q: int) -> 
     halves = np.repeat(np.tile([1.0, -1.0], cols // 32), 16)
     bytes_, quads = np.repeat(np.tile([1.0, -1.0], cols // 16), 8), np.tile([1.0, -1.0], cols // 2)
     x = np.stack([np.ones(cols), -np.ones(cols), halves, -halves, bytes_, quads]).astype(np.float32)
+    x = np.tile(x, (3, 1))  # enough rows for tiles
     exact = x.astype(np.float64) @ values_of(weight).T
     out = linear(int8_backend(isa), x, weight)
     np.testing.assert_allclose(out, exact, rtol=1e-6, atol=1e-6 * cols * abs(q))
@@ -178,12 +193,14 @@ def test_int8_sums_fit_where_signs_agree(isa: str, type: WeightType, q: int) -> 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("broken", [np.inf, -np.inf, np.nan])
 def test_int8_hides_nothing_that_is_no_number(isa: str, broken: float) -> None:
-    x, weight = normal(3, 96), view_of(normal(16, 96, seed=1), WeightType.Q4_1)
-    x[1, 50] = broken
-    with np.errstate(all="ignore"):
-        out = linear(int8_backend(isa), x, weight)
-    assert np.isnan(out[1]).all()
-    assert np.isfinite(out[[0, 2]]).all()
+    weight = view_of(normal(16, 96, seed=1), WeightType.Q4_1)
+    for num_rows in (3, 20):
+        x = normal(num_rows, 96)
+        x[1, 50] = broken
+        with np.errstate(all="ignore"):
+            out = linear(int8_backend(isa), x, weight)
+        assert np.isnan(out[1]).all()
+        assert np.isfinite(np.delete(out, 1, axis=0)).all()
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -86,6 +86,13 @@ inline void dot_bf16(int out, int a, int b) {
 
 }  // namespace headrace::emulated
 
+// Compilers that know AMX have macros of these names.
+#undef _tile_loadd
+#undef _tile_stored
+#undef _tile_zero
+#undef _tile_dpbssd
+#undef _tile_dpbsud
+#undef _tile_dpbf16ps
 #define _tile_loadconfig(from) ::headrace::emulated::load_config(from)
 #define _tile_release() static_cast<void>(0)
 #define _tile_loadd(tile, from, stride) ::headrace::emulated::load(tile, from, static_cast<size_t>(stride))

@@ -1,9 +1,15 @@
 // AVX-512's kernels, with tiles for products of many rows. What tiles compute has the same bits.
 #define HEADRACE_ISA amx
+#include <type_traits>
+#include <utility>
+
 #include "kernels.h"
+#include "simd_avx512.h"
 #include "tiles.h"
 #include "kernels_ahead.inl"
+#include "kernels_blocks.inl"
 #include "kernels_amx_bf16.inl"
+#include "kernels_amx_int8.inl"
 
 namespace headrace {
 
@@ -13,6 +19,7 @@ const Kernels* amx_kernels() {
     k.name = "amx";
     k.linear_bf16 = amx::linear_bf16;
     k.bf16_products = "tiles";
+    k.linear_int8 = amx::linear_int8;
     return k;
   }();
   return &kernels;
