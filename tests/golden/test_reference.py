@@ -7,9 +7,12 @@ in 99 of 100 cases and 0.23 at most, the distance between the first two by 0.26 
 prompts came to a step where the first two changed places. The bounds of exact activations are these
 figures with little to spare.
 
-Activations in int8, which are the default, move more: 0.089 in the mean, 0.44 in 99 of 100 cases
-and 0.94 at most. Their bounds are the figures of this implementation, again with little to spare;
-its bits are the same on every machine.
+Activations in int8 and attention in bf16, which are the default, move more: 0.083 in the mean, 0.39
+in 99 of 100 cases and 1.06 at most; the likeliest two that change places are 0.53 apart at most.
+Of four tokens within 0.01 of each other, the last comes out first once.
+Their bounds are the figures of this implementation, again with little to spare; its bits are the
+same on every machine. The perplexity of these few tokens is 0.95 % above the reference's; over
+2,997 tokens it is 0.44 % with a standard error of 0.18 %.
 """
 
 import json
@@ -46,10 +49,15 @@ class Bounds:
     num_candidates: int  # tokens of the reference that may come out first
     num_common: int  # of the four likeliest
     share_compared: float  # steps up to each prompt's first other token
+    perplexity: float  # relative
 
 
-EXACT = Bounds(0.05, 0.2, 0.07, 0.012, num_candidates=2, num_common=3, share_compared=0.85)
-INT8 = Bounds(0.35, 1.1, 0.5, 0.1, num_candidates=3, num_common=2, share_compared=0.4)
+EXACT = Bounds(
+    0.05, 0.2, 0.07, 0.012, num_candidates=2, num_common=3, share_compared=0.85, perplexity=0.005
+)
+INT8 = Bounds(
+    0.55, 1.1, 0.45, 0.09, num_candidates=4, num_common=2, share_compared=0.4, perplexity=0.011
+)
 
 
 def make_backend(name: str) -> Backend[Any, Any]:
@@ -158,14 +166,16 @@ def test_log_probabilities_agree(answers: list[list[TokenLogprob]], bounds: Boun
 
 
 @pytest.mark.timeout(1200)
-def test_perplexity_equals_the_reference(running: tuple[LoadedModel, Program]) -> None:
+def test_perplexity_equals_the_reference(
+    running: tuple[LoadedModel, Program], bounds: Bounds
+) -> None:
     loaded, program = running
     tokens = loaded.tokenizer.encode((DATA / "alice.txt").read_text(), add_special=False)
     assert len(tokens) == REFERENCE["alice"]["num_tokens"]
     found = log_likelihoods(program, tokens, chunk_tokens=200)
     assert len(found) == len(tokens) - 1
     ours, theirs = -sum(found) / len(found), REFERENCE["alice"]["nll_per_token"]
-    assert math.exp(ours) == pytest.approx(math.exp(theirs), rel=0.005)
+    assert math.exp(ours) == pytest.approx(math.exp(theirs), rel=bounds.perplexity)
 
 
 @pytest.mark.parametrize("case", REFERENCE["texts"] + PROMPTS, ids=lambda case: case["text"][:20])

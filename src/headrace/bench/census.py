@@ -74,6 +74,11 @@ def product_of(type_: WeightType, backend: NativeBackend) -> str:
     return "bf16" if type_ is WeightType.BF16 and has_bf16 else "f32"
 
 
+def attention_product(backend: NativeBackend) -> str:
+    """The same of attention: its tiles are of many rows, and few rows wait for memory."""
+    return "bf16" if backend.isa == "amx" and backend.attention_bf16 else "f32"
+
+
 class Linear(msgspec.Struct, frozen=True):
     weight: KnownWeight
     num_attentions: int  # that came before
@@ -130,7 +135,8 @@ class Census:
         for attention in self.attentions:
             spec = attention.spec
             count = 4 * cell.num_pairs * spec.num_heads * spec.head_dim
-            operations["f32"] = operations.get("f32", 0) + count
+            kind = attention_product(backend)
+            operations[kind] = operations.get(kind, 0) + count
             # Keys and values, two bytes each.
             kv_bytes += 4 * cell.num_kv_tokens * spec.num_kv_heads * spec.head_dim
         read = {id(linear.weight.handle): linear.weight.num_bytes for linear in self.linears}

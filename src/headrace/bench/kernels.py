@@ -120,7 +120,7 @@ class _Bench:
     ) -> list[Timed]:
         rows = []
         for operation in self.operations:
-            if operation.is_linear or activations == ACTIVATIONS[0]:
+            if operation.is_rounded or activations == ACTIVATIONS[0]:
                 rows += self.timed(operation.name, activations, operation.prepare(backend), time)
         return rows
 
@@ -150,8 +150,8 @@ def measure_kernels(
         bench = _Bench(loaded, book, limits)
         time = Allowance(_STEPS * seconds, len(bench.cells) * len(backends))
         steps = [t for name, each in backends.items() for t in bench.time_steps(each, name, time)]
-        num_linear = sum(operation.is_linear for operation in bench.operations)
-        time = Allowance(_OPERATIONS * seconds, len(bench.operations) + num_linear)
+        num_rounded = sum(operation.is_rounded for operation in bench.operations)
+        time = Allowance(_OPERATIONS * seconds, len(bench.operations) + num_rounded)
         operations = [
             t for name, each in backends.items() for t in bench.time_operations(each, name, time)
         ]

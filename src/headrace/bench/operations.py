@@ -11,7 +11,13 @@ from typing import Any
 import msgspec
 
 from headrace.bench.cells import BLOCK_TOKENS, Cell
-from headrace.bench.census import Attention, Census, KnownWeight, product_of
+from headrace.bench.census import (
+    Attention,
+    Census,
+    KnownWeight,
+    attention_product,
+    product_of,
+)
 from headrace.bench.limits import Work
 from headrace.core.base.plan import BlockCopy, SampleSpec
 from headrace.core.base.sampling import SamplingParams
@@ -42,7 +48,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     prepare: Callable[[NativeBackend], Prepared]
     cell: Cell = Cell(name="")  # what it needs of context and KV
-    is_linear: bool = False  # the others do the same whatever activations are rounded to
+    is_rounded: bool = False  # the others do the same whatever activations are rounded to
 
 
 def operations_of(
@@ -132,7 +138,7 @@ def _linear(weights: list[KnownWeight], num_rows: int) -> Operation:
         return Prepared(running(program, cell), len(weights), work)
 
     name = f"linear {one.type} {one.rows} x {one.cols}, {num_rows} row" + "s" * (num_rows > 1)
-    return Operation(name=name, prepare=prepare, is_linear=True)
+    return Operation(name=name, prepare=prepare, is_rounded=True)
 
 
 def _attention(attentions: list[Attention], layout: KvLayout, cell: Cell) -> Operation:
@@ -156,11 +162,13 @@ def _attention(attentions: list[Attention], layout: KvLayout, cell: Cell) -> Ope
         work = Work(
             weight_bytes=0,
             kv_bytes=4 * cell.num_kv_tokens * spec.num_kv_heads * spec.head_dim,
-            operations={"f32": 4 * cell.num_pairs * spec.num_heads * spec.head_dim},
+            operations={
+                attention_product(backend): 4 * cell.num_pairs * spec.num_heads * spec.head_dim
+            },
         )
         return Prepared(running(program, cell), len(attentions), work)
 
-    return Operation(name=cell.name, prepare=prepare, cell=cell)
+    return Operation(name=cell.name, prepare=prepare, cell=cell, is_rounded=True)
 
 
 def _norm(width: int) -> Operation:

@@ -44,7 +44,7 @@ class DeviceConfig:
     )
     activations: str = setting(
         "auto",
-        "least precision that linear layers may round their inputs to",
+        "least precision of inputs of linear layers; f32 keeps attention exact, too",
         choices=("auto", "f32", "bf16", "int8"),
     )
 

@@ -95,6 +95,7 @@ class Program:
         isa: str,
         bf16: bool,
         int8: bool,
+        attention: bool,
         num_layers: int,
         num_kv_heads: int,
         head_dim: int,

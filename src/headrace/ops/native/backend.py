@@ -12,6 +12,9 @@ rows and threads:
 - "bf16": inputs of BF16 weights are rounded to bf16, and each 32 of them add up in two chains, of
   the even and of the odd inputs, as the tiles of AMX do it; every instruction set gives the same
   bits but for AVX-512 without AMX, whose dot product of bf16 has bits of its own.
+
+In both, attention rounds queries and the weights of values to bf16 and multiplies as AMX's tiles
+do, which every instruction set follows with the same bits (docs/adr/0029).
 """
 
 import os
@@ -90,14 +93,17 @@ class NativeBackend:
         self.bf16_products = _native.bf16_products(self.isa)  # "fma", "dot" or "tiles"
         self.bf16 = activations != "f32"
         self.int8 = activations in ("int8", "auto")
+        self.attention_bf16 = activations != "f32"
         self._pool = _native.Pool(threads or default_threads())
         self._weight_bytes = 0
 
     @property
     def arithmetic(self) -> str:
         """Neither threads nor the instruction set change a bit, but for VDPBF16PS."""
-        bf16 = " bf16-dot" if self.bf16_products == "dot" else " bf16"
-        return "native" + " int8" * self.int8 + bf16 * self.bf16
+        words = "native" + " int8" * self.int8
+        if self.bf16:
+            words += " bf16-dot" if self.bf16_products == "dot" else " bf16"
+        return words + " attention-bf16" * self.attention_bf16
 
     @property
     def threads(self) -> int:
@@ -130,6 +136,7 @@ class NativeBackend:
                 self.isa,
                 self.bf16,
                 self.int8,
+                self.attention_bf16,
                 kv.num_layers,
                 kv.num_kv_heads,
                 kv.head_dim,

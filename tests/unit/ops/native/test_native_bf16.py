@@ -198,6 +198,6 @@ def test_the_mode_of_small_numbers_ends_with_the_products(isa: str) -> None:
 def test_kv_comes_only_from_the_same_arithmetic(isa: str) -> None:
     has_own = _native.bf16_products(isa) == "dot"
     name = "bf16-dot" if has_own else "bf16"
-    assert NativeBackend(1, isa).arithmetic == f"native int8 {name}"
-    assert bf16_backend(isa).arithmetic == f"native {name}"
+    assert NativeBackend(1, isa).arithmetic == f"native int8 {name} attention-bf16"
+    assert bf16_backend(isa).arithmetic == f"native {name} attention-bf16"
     assert NativeBackend(1, isa, "f32").arithmetic == "native"

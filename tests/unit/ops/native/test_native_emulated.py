@@ -14,6 +14,7 @@ from headrace.ops.native import _native
 ROOT = Path(__file__).parents[4]
 SUITES = [
     "tests/unit/ops/native/test_native_kernels.py",
+    "tests/unit/ops/native/test_native_attention.py",
     "tests/unit/ops/native/test_native_rounding.py",
     "tests/unit/ops/native/test_native_bf16.py",
     "tests/conformance/test_invariance.py",

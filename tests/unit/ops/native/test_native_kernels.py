@@ -5,12 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.ops.interface import AttentionSpec, KvLayout, KvType, Rope, WeightType
+from headrace.ops.interface import AttentionSpec, KvLayout, Rope, WeightType
 from headrace.ops.native import _native
 from headrace.ops.native.backend import NativeBackend
 from support.ops_rig import (
     apply,
-    attended,
     batch_of,
     compile_rows,
     noise_of,
@@ -85,132 +84,6 @@ def test_more_threads_change_nothing(isa: str) -> None:
     x, weight = normal(23, 320), view_of(normal(700, 320, seed=1), WeightType.Q4_1)
     results = {linear(backend_of(isa, threads), x, weight).tobytes() for threads in (1, 2, 5)}
     assert len(results) == 1
-
-
-# ---- attention over more than one segment of 256 tokens
-
-LONG = 600
-SPEC = AttentionSpec(4, 2, 24, 24**-0.5)  # a head size that is no multiple of 16
-ROPE = Rope(tuple(100.0 ** (-i / 12) for i in range(12)), True)
-QKV = normal(LONG, (4 + 2 * 2) * 24)
-TABLE = [int(block) for block in np.random.default_rng(5).permutation(64)[: LONG // 16 + 1]]
-
-
-def attention(kv_type: KvType, isa: str = "auto", threads: int = 1) -> Any:
-    return compile_rows(
-        backend_of(isa, threads),
-        lambda ops, x, w: ops.attention(x, 0, SPEC, ROPE),
-        QKV,
-        kv=KvLayout(1, 2, 24, 400, dtype=kv_type),
-    )
-
-
-@pytest.fixture(scope="module", params=list(KvType))
-def kv_type(request: pytest.FixtureRequest) -> KvType:
-    found: KvType = request.param
-    return found
-
-
-@pytest.fixture(scope="module")
-def whole(kv_type: KvType) -> Any:
-    return run(attention(kv_type), batch_of((range(LONG), 0, TABLE)))
-
-
-def test_a_long_prompt(whole: Any, kv_type: KvType) -> None:
-    np.testing.assert_allclose(whole, attended(QKV, SPEC, ROPE, kv_type), rtol=0, atol=8e-3)
-
-
-def test_values_weigh_as_exactly_as_floats_can(kv_type: KvType) -> None:
-    """Rotations by nothing, so that keys round the same way here and there."""
-    still = Rope((0.0,) * 12, False)
-    program = compile_rows(
-        backend_of(),
-        lambda ops, x, w: ops.attention(x, 0, SPEC, still),
-        QKV,
-        kv=KvLayout(1, 2, 24, 64, dtype=kv_type),
-    )
-    out = run(program, batch_of((range(LONG), 0, TABLE)))
-    np.testing.assert_allclose(out, attended(QKV, SPEC, still, kv_type), rtol=0, atol=3e-6)
-
-
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("threads", [1, 2, 8])
-@pytest.mark.parametrize("tail", [1, 3])
-def test_one_token_over_many_segments(
-    whole: Any, kv_type: KvType, isa: str, threads: int, tail: int
-) -> None:
-    """With several threads, a lone query's segments are computed apart and merged."""
-    program = attention(kv_type, isa, threads)
-    start = LONG - tail
-    run(program, batch_of((range(start), 0, TABLE), logit_rows=[0]))
-    out = run(program, batch_of((range(start, LONG), start, TABLE)))
-    assert out.tobytes() == whole[start:].tobytes()
-
-
-@pytest.mark.parametrize("border", [15, 16, 17, 63, 64, 65, 255, 256, 257, 319, 512])
-def test_chunks_that_end_at_borders(whole: Any, kv_type: KvType, border: int) -> None:
-    program = attention(kv_type, threads=2)
-    first = run(program, batch_of((range(border), 0, TABLE)))
-    rest = run(program, batch_of((range(border, LONG), border, TABLE)))
-    assert np.concatenate([first, rest]).tobytes() == whole.tobytes()
-
-
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("num_new", [1, 3])
-def test_sequences_that_share_blocks_read_them_together(
-    whole: Any, kv_type: KvType, isa: str, threads: int, num_new: int
-) -> None:
-    """Some hold two whole segments in common, some one, one sequence none, and one is shorter."""
-    program = attention(kv_type, isa, threads)
-    ends = [(600, 32), (598, 32), (540, 32), (530, 16), (515, 16), (511, 0), (300, 16), (90, 0)]
-    seqs: list[tuple[range, int, list[int]]] = []
-    free = iter(range(64, 400))
-    for end, num_shared in ends:
-        table = TABLE[:num_shared] + [next(free) for _ in range(38 - num_shared)]
-        written = num_shared * 16
-        if not seqs:
-            run(program, batch_of((range(512), 0, TABLE), logit_rows=[0]))
-        if written < end - num_new:
-            rest = range(written, end - num_new)
-            run(program, batch_of((rest, written, table), logit_rows=[0]))
-        seqs.append((range(end - num_new, end), end - num_new, table))
-    together = run(program, batch_of(*seqs))
-    expected = np.concatenate([whole[tokens.start : tokens.stop] for tokens, *_ in seqs])
-    assert together.tobytes() == expected.tobytes()
-
-
-def test_more_heads_in_a_group_than_rows_in_a_tile() -> None:
-    spec = AttentionSpec(50, 1, 8, 8**-0.5)
-    rope = Rope((1.0, 0.1, 0.01, 0.001), False)
-    rows = normal(9, 52 * 8)
-    program = compile_rows(
-        backend_of(threads=2),
-        lambda ops, x, w: ops.attention(x, 0, spec, rope),
-        rows,
-        kv=KvLayout(1, 1, 8, 4),
-    )
-    out = run(program, batch_of((range(9), 0, [2])))
-    np.testing.assert_allclose(out, attended(rows, spec, rope), rtol=0, atol=8e-3)
-
-
-@pytest.mark.parametrize("garbage", [np.inf, np.nan])
-def test_what_lies_behind_a_query_does_not_reach_it(kv_type: KvType, garbage: float) -> None:
-    """Not even as 0 * infinity: later tokens are broken, the results of earlier ones are not."""
-    rows = QKV[:40].copy()
-    rows[30:] = garbage
-
-    def build(values: Any) -> Any:
-        return compile_rows(
-            backend_of(),
-            lambda ops, x, w: ops.attention(x, 0, SPEC, ROPE),
-            values,
-            kv=KvLayout(1, 2, 24, 64, dtype=kv_type),
-        )
-
-    with np.errstate(all="ignore"):
-        broken = run(build(rows), batch_of((range(40), 0, TABLE)))[:30]
-    assert broken.tobytes() == run(build(QKV[:40]), batch_of((range(40), 0, TABLE)))[:30].tobytes()
 
 
 # ---- registers

@@ -178,6 +178,7 @@ struct AttentionTile {
   size_t stride;
   int head_dim;
   float scale;
+  bool in_bf16;  // queries and weights are rounded to bf16
   const AttentionRow* rows;  // in order of position
   int num_rows;
   int first_segment, end_segment;

@@ -6,10 +6,15 @@
 #include "kernels.h"
 #include "simd_avx512.h"
 #include "tiles.h"
+#include "kernels_maps.inl"
 #include "kernels_ahead.inl"
 #include "kernels_blocks.inl"
 #include "kernels_amx_bf16.inl"
 #include "kernels_amx_int8.inl"
+#include "kernels_kv.inl"
+#include "kernels_products.inl"
+#include "kernels_softmax.inl"
+#include "kernels_amx_attention.inl"
 
 namespace headrace {
 
@@ -20,6 +25,7 @@ const Kernels* amx_kernels() {
     k.linear_bf16 = amx::linear_bf16;
     k.bf16_products = "tiles";
     k.linear_int8 = amx::linear_int8;
+    k.attend = amx::attend;
     return k;
   }();
   return &kernels;

@@ -1,6 +1,7 @@
 #define HEADRACE_ISA avx2
 #include "kernels.h"
 #include "simd_avx2.h"
+#include "kernels_maps.inl"
 #include "kernels_ahead.inl"
 #include "kernels_tile.inl"
 #include "kernels_blocks.inl"
@@ -9,6 +10,8 @@
 #include "kernels_rows.inl"
 #include "kernels_bf16.inl"
 #include "kernels_kv.inl"
+#include "kernels_products.inl"
+#include "kernels_softmax.inl"
 #include "kernels_attention.inl"
 
 namespace headrace {

@@ -1,10 +1,8 @@
 // What linear layers have in common: where the weights of a block are, and how sums become outputs. Included once for each
-// instruction set, after its simd header.
+// instruction set, after kernels_maps.inl.
 
 namespace headrace::HEADRACE_ISA {
 namespace {
-
-HR_INLINE int least(int a, int b) { return a < b ? a : b; }
 
 // Calls step<0>, step<1>, ... step<N - 1>.
 template <int N, int K = 0, class Step>

@@ -63,10 +63,11 @@ struct Step {
   int num_seqs() const { return static_cast<int>(positions.size()); }
 };
 
-// What inputs of linear operations may be rounded to, where that is faster.
+// What inputs of products may be rounded to, where that is faster.
 struct Rounding {
   bool bf16;  // for bf16 weights
   bool int8;  // for quantised weights
+  bool attention;  // queries, and weights of values, to bf16
 };
 
 class Program {

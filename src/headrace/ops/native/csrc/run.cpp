@@ -243,6 +243,7 @@ AttentionTile Program::tile_of(const Op& op, const Item& item) {
       .stride = out.stride,
       .head_dim = shape.head_dim,
       .scale = shape.scale,
+      .in_bf16 = rounding_.attention,
       .rows = attention_rows_.data() + item.first_row,
       .num_rows = item.num_rows,
       .first_segment = item.first_segment,

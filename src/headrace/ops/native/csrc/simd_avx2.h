@@ -149,6 +149,11 @@ HR_INLINE F keep_first(F x, int n, float other) {
           _mm256_blendv_ps(fill, x.hi, _mm256_castsi256_ps(hi))};
 }
 
+HR_INLINE __m256 number_or_nan(__m256 other, __m256 x) {
+  return _mm256_blendv_ps(other, _mm256_add_ps(x, x), _mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+}
+HR_INLINE F number_or_nan(F other, F x) { return {number_or_nan(other.lo, x.lo), number_or_nan(other.hi, x.hi)}; }
+
 HR_INLINE float sum_lanes(F x) {
   const __m256 eight = _mm256_add_ps(x.lo, x.hi);
   const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));

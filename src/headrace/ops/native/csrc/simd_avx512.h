@@ -104,6 +104,10 @@ HR_INLINE F keep_first(F x, int n, float other) {
   return _mm512_mask_blend_ps(kept, _mm512_set1_ps(other), x);
 }
 
+HR_INLINE F number_or_nan(F other, F x) {
+  return _mm512_mask_add_ps(other, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), x, x);
+}
+
 HR_INLINE __m256 upper_half(F x) {
   return _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(x), 1));
 }

@@ -194,6 +194,11 @@ HR_INLINE F keep_first(F x, int n, float other) {
   return {keep(x.a, 0), keep(x.b, 4), keep(x.c, 8), keep(x.d, 12)};
 }
 
+HR_INLINE F number_or_nan(F other, F x) {
+  const auto choose = [](float32x4_t o, float32x4_t v) { return vbslq_f32(vceqq_f32(v, v), o, vaddq_f32(v, v)); };
+  return {choose(other.a, x.a), choose(other.b, x.b), choose(other.c, x.c), choose(other.d, x.d)};
+}
+
 HR_INLINE float sum_lanes(F x) {
   const float32x4_t four = vaddq_f32(vaddq_f32(x.a, x.c), vaddq_f32(x.b, x.d));
   const float32x2_t two = vadd_f32(vget_low_f32(four), vget_high_f32(four));

@@ -214,6 +214,9 @@ HR_INLINE F keep_first(F x, int n, float other) {
   return x;
 }
 
+// Lanes of `x` that are NaN, as quiet ones, and `other` in the rest.
+HR_INLINE F number_or_nan(F other, F x) { return x == x ? other : x + x; }
+
 HR_INLINE float sum_lanes(F x) {
   for (int step = 8; step > 0; step /= 2)
     for (int i = 0; i < step; ++i) x[i] = x[i] + x[i + step];

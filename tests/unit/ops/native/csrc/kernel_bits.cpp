@@ -113,7 +113,7 @@ int main() {
   for (const Kernels* kernels : usable_kernels())
     for (const std::string kv : {"bf16", "int8", "fp8"})
       for (const std::string activations : {"f32", "bf16", "int8"}) {
-        const Rounding rounding{activations != "f32", activations == "int8"};
+        const Rounding rounding{activations != "f32", activations == "int8", activations != "f32"};
         std::printf("%s %s+%s %016llx\n", kernels->name, activations.c_str(), kv.c_str(),
                     static_cast<unsigned long long>(hash_of(*kernels, rounding, kv_type(kv))));
       }
