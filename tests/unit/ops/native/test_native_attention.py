@@ -2,7 +2,11 @@
 with any number of threads, in any chunks and in any company.
 """
 
+import os
+import subprocess
+import sys
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -165,6 +169,49 @@ def test_what_lies_behind_a_query_does_not_reach_it(
     with np.errstate(all="ignore"):
         broken = run(build(rows), batch_of((range(40), 0, TABLE)))[:30]
     assert broken.tobytes() == run(build(QKV[:40]), batch_of((range(40), 0, TABLE)))[:30].tobytes()
+
+
+# A pool whose file ends behind the blocks that are used: whoever reads on is killed.
+AT_THE_END = """
+import os
+from math import gcd
+import numpy as np
+from headrace.ops.interface import AttentionSpec, KvFile, KvLayout, KvType, Rope
+from headrace.ops.native.backend import NativeBackend, usable_isas
+from support.ops_rig import batch_of, run, view_of
+
+page = os.sysconf("SC_PAGESIZE")
+cases = [(i, t, d, a) for i in usable_isas() for t in KvType for d in (2, 24, 72) for a in (0, 1)]
+for isa, kv_type, dim, is_exact in cases:
+    print(isa, kv_type, dim, is_exact, flush=True)
+    block = KvLayout(1, 1, dim, 1, dtype=kv_type).block_bytes
+    used = page // gcd(page, block)
+    layout = KvLayout(1, 1, dim, 2 * used, dtype=kv_type)
+    file = os.memfd_create("pool")
+    os.ftruncate(file, used * block)
+    backend = NativeBackend(1, isa, "f32" if is_exact else "bf16")
+    spec, rope = AttentionSpec(9, 1, dim, 1.0), Rope((0.1,) * (dim // 2), False)
+    table = backend.load_weight(view_of(np.ones((48, 11 * dim), np.float32)))
+    program = backend.compile(
+        lambda ops: ops.select_logit_rows(ops.attention(ops.embed(table), 0, spec, rope)),
+        layout, 48, KvFile(file, 0),
+    )
+    blocks = [(used - 3 + i) % used for i in range(3)]
+    run(program, batch_of((range(47), 0, blocks)))
+    run(program, batch_of((range(1), 47, blocks)))
+    os.close(file)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux")
+def test_nothing_is_read_behind_a_pool() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", AT_THE_END],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-200:] + done.stderr[-2000:]
 
 
 # ---- on every instruction set

@@ -62,21 +62,27 @@ void pair_keys(const std::byte* keys, int head_dim, uint32_t* out) {
   for (; p < wide(head_dim) / 2; ++p) store_pairs(out + p * kLanes, zero_int());
 }
 
+// `count` values, and zeros where these are less than sixteen: behind the last ones of a pool there may be no memory.
+template <KvType T>
+HR_INLINE F first_values(const std::byte* values, int count) {
+  if (count >= kLanes) return Stored<T>{values, kLanes}(0);
+  alignas(64) std::byte some[kLanes * kv_element_bytes(T)] = {};
+  __builtin_memcpy(some, values, static_cast<size_t>(count) * kv_element_bytes(T));
+  return Stored<T>{some, kLanes}(0);
+}
+
 // Of a block, the first `count` tokens; the others count as zero.
 template <KvType T>
 void pair_values(const std::byte* values, int head_dim, int count, uint32_t* out) {
   const size_t bytes = static_cast<size_t>(head_dim) * kv_element_bytes(T);
-  for (int p = 0; p < kBlockTokens / 2; ++p) {
-    const Stored<T> even{values + 2 * p * bytes, kLanes};
-    const Stored<T> odd{values + (2 * p + 1) * bytes, kLanes};
-    const bool has_even = 2 * p < count, has_odd = 2 * p + 1 < count;
+  for (int p = 0; p < kBlockTokens / 2; ++p)
     for (int d = 0; d * kLanes < head_dim; ++d) {
-      const auto at = [&](bool has, const Stored<T>& from) __attribute__((always_inline)) {
-        return has ? keep_first(from(d), least(head_dim - d * kLanes, kLanes), 0.0f) : zero();
+      const auto of = [&](int token) __attribute__((always_inline)) {
+        const std::byte* first = values + token * bytes + d * kLanes * kv_element_bytes(T);
+        return token < count ? first_values<T>(first, head_dim - d * kLanes) : zero();
       };
-      store_pairs(out + (d * kTokenPairs + p) * kLanes, pair_of(at(has_even, even), at(has_odd, odd)));
+      store_pairs(out + (d * kTokenPairs + p) * kLanes, pair_of(of(2 * p), of(2 * p + 1)));
     }
-  }
 }
 
 // Scores of sixteen rows from `row` on.
