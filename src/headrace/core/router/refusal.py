@@ -62,7 +62,7 @@ def lateness(
         request.request_id,
         503,
         "ttft_unattainable",
-        f"predicted time to first token is {ttft_ms:.0f} ms, the limit is {limit_ms:.0f} ms",
+        f"predicted time to first token is {ttft_ms:.0f} ms, the limit is {limit_ms:.10g} ms",
         "retry later, or allow more time to the first token",
         retry_after_s=max(0.1, (ttft_ms - limit_ms) * NS_PER_MS / NS_PER_S),
     )

@@ -158,6 +158,9 @@ def test_late_requests_are_refused_with_the_prediction() -> None:
     assert isinstance(reject, RouteReject)
     assert (reject.code, reject.status_hint) == ("ttft_unattainable", 503)
     assert "the limit is 500 ms" in reject.message
+    hasty = routing.arrive(num_tokens=2000, slo=Slo(ttft_ms=0.4))
+    assert isinstance(hasty, RouteReject)
+    assert "the limit is 0.4 ms" in hasty.message
     assert reject.retry_after_s is not None
     assert reject.retry_after_s > 0.5
     assert isinstance(routing.arrive(num_tokens=2000, slo=Slo(ttft_ms=1e6)), Dispatch)
