@@ -109,6 +109,7 @@ def test_a_worker_dies_under_two_front_ends_and_both_go_on_elsewhere(
         facts = other.hear()
         assert facts["answers"] == repr(wanted)
         assert cluster.engine.stats().num_migrations + facts["migrations"] > 0
+        assert answers(cluster.text_engine, asked[:2]) == wanted[:2]
         settle(cluster)
 
 
@@ -161,6 +162,7 @@ def test_a_front_end_that_stops_loses_its_workers_and_goes_on_when_it_wakes(
         os.kill(other.process.pid, signal.SIGCONT)
         facts = other.hear()
         assert facts["answers"] == repr(wanted)
+        assert answers(cluster.text_engine, asked[:2]) == wanted[:2]
         settle(cluster)
 
 

@@ -187,6 +187,8 @@ def test_another_model_is_not_let_in(config: Config, port: int, tmp_path: Path) 
         cluster=replace(config.cluster, workers=1),
         model=replace(config.model, path=str(path)),
     )
+    asked = requests(2)
+    wanted = undisturbed(both, asked)
     cluster = boot_cluster(both)
     try:
         write_tiny_model(path, seed=2)
@@ -197,5 +199,7 @@ def test_another_model_is_not_let_in(config: Config, port: int, tmp_path: Path) 
                 worker.stderr.read()
             )
         assert names(cluster) == {"w0"}
+        assert answers(cluster.text_engine, asked) == wanted
+        cluster.engine.check()
     finally:
         cluster.close()

@@ -266,5 +266,6 @@ def test_without_migration_a_stream_ends_with_an_error_at_once(
             response = httpx.post(f"{server.url}/v1/completions", json=body)
             assert response.status_code == 200
             server.service.metrics.check()
+            cluster.engine.check()
     finally:
         cluster.close()
