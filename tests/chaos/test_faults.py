@@ -153,6 +153,7 @@ def test_spoilt_frames_cost_a_computation_and_no_byte(
     settle(cluster)
     assert answers(cluster.text_engine, asked[:1]) == wanted[:1]
     wait_until(lambda: cluster.engine.stats().num_hit_tokens > 0)
+    wait_until(lambda: cluster.engine.stats().num_failed_loads > 0)
     cluster.close()
     borrower.kill()
     assert borrower.stderr is not None

@@ -40,6 +40,7 @@ _COUNTS: Final = (
     "num_steps",
     "num_failed_steps",
     "num_computed_tokens",
+    "num_failed_loads",
 )
 
 

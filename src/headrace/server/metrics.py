@@ -292,6 +292,7 @@ class Metrics:
             ("failed_steps", "steps that failed", stats.num_failed_steps),
             ("migrations", "requests that outlived their worker", stats.num_migrations),
             ("handoffs", "requests whose prompt another worker computed", stats.num_handoffs),
+            ("failed_kv_loads", "KV of others that came late or not whole", stats.num_failed_loads),
             ("preemptions", "sequences whose blocks were taken", stats.num_preemptions),
             ("recomputed_tokens", "tokens computed again", stats.num_recomputed_tokens),
             ("prefix_queried_tokens", "prompt tokens looked up", stats.num_queried_tokens),

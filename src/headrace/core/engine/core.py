@@ -108,6 +108,7 @@ class EngineCore:
             num_steps=self._num_steps,
             num_failed_steps=self._num_failed_steps,
             num_computed_tokens=self._num_computed_tokens,
+            num_failed_loads=self._handoff.num_failed_loads,
             full_step_ns=scheduler.cost.told_ns(self.config.scheduler.step_tokens),
         )
 

@@ -73,6 +73,7 @@ class HandoffCore:
         self._load_for: dict[SeqId, int] = {}  # of those that are expected
         self._load_of_block: dict[bytes, int] = {}  # of blocks that are coming
         self._leases: dict[SeqId, int] = {}  # handles by the sequence that has ended
+        self.num_failed_loads = 0  # of which something came late, or not at all
 
     @property
     def num_blocks(self) -> int:
@@ -191,7 +192,9 @@ class HandoffCore:
         for name in chain.names[load.num_there : load.num_there + load.num_coming]:
             if self._load_of_block.get(name) == handle:
                 del self._load_of_block[name]
-        load.is_broken = bool(done.error) or done.num_blocks < load.num_coming
+        if done.error or done.num_blocks < load.num_coming:
+            self._note_failure(load)
+            load.is_broken = True
         load.num_there += done.num_blocks
         load.num_coming = 0
         num_tokens = load.num_there * self._kv.block_size
@@ -243,7 +246,9 @@ class HandoffCore:
         if load is None:
             return []
         late = [seq_id for seq_id, until_ns in load.waiting.items() if until_ns <= now]
-        load.is_late = load.is_late or bool(late)
+        if late:
+            self._note_failure(load)
+            load.is_late = True
         if load.expected is not None and load.held_until_ns <= now:
             self.end_lease(load.expected)
         return self._stop_waiting(load, late)
@@ -282,6 +287,9 @@ class HandoffCore:
             seq_id=next(iter(load.waiting), load.expected),
             is_handoff=load.wanted.source != TIERS,
         )
+
+    def _note_failure(self, load: _Load) -> None:
+        self.num_failed_loads += not (load.is_broken or load.is_late)
 
     def _close(self, handle: int) -> None:
         """Nobody writes to its blocks any more, and nobody wants the rest."""

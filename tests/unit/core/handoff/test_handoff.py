@@ -37,6 +37,7 @@ def test_what_has_come_is_not_computed(num_blocks: int) -> None:
     assert bench.finished[SeqId(0)].num_cached_tokens == 4 * num_blocks
     assert computed(bench, 0) == len(PROMPT) - 4 * num_blocks + 2
     assert bench.core.stats().num_pinned_blocks == 0
+    assert bench.core.stats().num_failed_loads == (num_blocks < 4)
 
 
 @pytest.mark.parametrize("promise", [{"max_preemptions": 0}, {"admission": "no_evict"}], ids=str)
@@ -89,8 +90,9 @@ def test_nobody_waits_longer_than_allowed_and_late_blocks_are_kept() -> None:
     bench.assert_outputs()
     assert computed(bench, 0) == len(PROMPT) + 2
     assert bench.core.stats().num_lent_blocks == 4
-    bench.end_copy(4, seq_id=0)
+    bench.end_copy(2, seq_id=0)
     assert bench.core.stats().num_pinned_blocks == 0
+    assert bench.core.stats().num_failed_loads == 1  # late, and not whole
 
 
 @pytest.mark.parametrize("reason", [FinishReason.CANCELLED, FinishReason.STOP])
