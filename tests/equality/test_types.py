@@ -1,5 +1,5 @@
 """Same bytes for one thread and two, and on every instruction set, whatever the schedule: for every
-type of weights, activations, keys and values.
+type of weights, activations, attention, keys and values.
 """
 
 from pathlib import Path
@@ -28,24 +28,23 @@ native = pytest.importorskip("headrace.ops.native._native")
 
 
 class Arithmetic(NamedTuple):
-    """Of linear layers."""
-
     name: str
     weights: int  # GGUF type of the tiny model's matrices
     activations: str
+    attention: str
 
 
 KINDS = (
-    Arithmetic("bf16", BF16, "f32"),
-    Arithmetic("q4_1", Q4_1, "f32"),
-    Arithmetic("q8_0", Q8_0, "f32"),
-    Arithmetic("q4_1-int8", Q4_1, "int8"),
+    Arithmetic("bf16", BF16, "f32", "f32"),
+    Arithmetic("q4_1", Q4_1, "f32", "f32"),
+    Arithmetic("q8_0", Q8_0, "f32", "bf16"),
+    Arithmetic("q4_1-int8", Q4_1, "int8", "bf16"),
 )
 MORE_KINDS = (
-    Arithmetic("q4_0", Q4_0, "f32"),
-    Arithmetic("q4_0-int8", Q4_0, "int8"),
-    Arithmetic("q8_0-int8", Q8_0, "int8"),
-    Arithmetic("bf16-auto", BF16, "auto"),
+    Arithmetic("q4_0", Q4_0, "f32", "f32"),
+    Arithmetic("q4_0-int8", Q4_0, "int8", "f32"),
+    Arithmetic("q8_0-int8", Q8_0, "int8", "bf16"),
+    Arithmetic("bf16-bf16", BF16, "bf16", "bf16"),
 )
 KV_DTYPES = [kv_type.value for kv_type in KvType]
 
@@ -62,11 +61,16 @@ def hold_together(
     )
 
     def device(isa: str, threads: int) -> DeviceConfig:
-        return DeviceConfig(isa=isa, threads=threads, activations=arithmetic.activations)
+        return DeviceConfig(
+            isa=isa,
+            threads=threads,
+            activations=arithmetic.activations,
+            attention=arithmetic.attention,
+        )
 
     alone: dict[bool, list[Output]] = {}
     for isa in isas:
-        has_own = arithmetic.activations == "auto" and native.bf16_products(isa) == "dot"
+        has_own = arithmetic.activations == "bf16" and native.bf16_products(isa) == "dot"
         if has_own not in alone:
             alone[has_own] = run_alone(path, requests, kv_dtype, device(isa, 1))
         for threads in (1, 2):

@@ -66,13 +66,13 @@ def saved(member: str, folder: Path) -> Any:
     return model
 
 
-@pytest.mark.parametrize("backend_name", ["torch", "native-f32"])
+@pytest.mark.parametrize("backend_name", ["torch", "native-f32-f32"])
 @pytest.mark.parametrize("member", FAMILY)
 def test_logits_equal_those_of_transformers(tmp_path: Path, member: str, backend_name: str) -> None:
     check_logits(tmp_path, saved(member, tmp_path), backend_name)
 
 
-@pytest.mark.parametrize("backend_name", ["torch", "native-f32"])
+@pytest.mark.parametrize("backend_name", ["torch", "native-f32-f32"])
 @pytest.mark.parametrize(
     "quantization",
     [

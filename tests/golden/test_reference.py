@@ -67,12 +67,18 @@ def make_backend(name: str) -> Backend[Any, Any]:
         return TorchBackend()
     from headrace.ops.native.backend import NativeBackend
 
-    return NativeBackend(activations=name.removeprefix("native-"))
+    _, activations, attention = name.split("-")
+    return NativeBackend(activations=activations, attention=attention)
 
 
 @pytest.fixture(
     scope="module",
-    params=["native-f32", "native-int8", pytest.param("torch", marks=pytest.mark.slow)],
+    params=[
+        "native-f32-f32",
+        "native-int8-f32",
+        "native-int8-bf16",
+        pytest.param("torch", marks=pytest.mark.slow),
+    ],
 )
 def backend_name(request: pytest.FixtureRequest) -> str:
     name: str = request.param
@@ -81,7 +87,7 @@ def backend_name(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def bounds(backend_name: str) -> Bounds:
-    return INT8 if backend_name == "native-int8" else EXACT
+    return INT8 if backend_name.startswith("native-int8") else EXACT
 
 
 @pytest.fixture(scope="module")

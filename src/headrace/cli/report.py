@@ -62,6 +62,7 @@ def serve_figures(booted: "Booted | BootedCluster", url: str, started_s: float) 
             "isa": device.isa,
             "num_threads": device.threads,
             "activations": device.activations,
+            "attention": device.attention,
         },
         "memory": memory_figures(booted.ledger),
         "kv": kv_figures(booted.kv, booted.config.kv.dtype),
@@ -124,6 +125,7 @@ def _device(device: dict[str, Any]) -> str:
     chosen = [device["backend"]]
     if device["backend"] == "native":
         chosen += [device["isa"], f"{device['activations']} activations"]
+        chosen += [f"{device['attention']} attention"]
     return ", ".join([*chosen, f"{device['num_threads']} threads"])
 
 

@@ -246,7 +246,7 @@ def make_backend(device: DeviceConfig) -> Backend[Any, Any]:
             f"the native backend is not built: {error}",
             hint="install headrace from a wheel, or build it here with pip install .",
         ) from error
-    return NativeBackend(device.threads, device.isa, device.activations)
+    return NativeBackend(device.threads, device.isa, device.activations, device.attention)
 
 
 def _stage(on_progress: Progress | None, stage: str) -> Callable[[int, int], None] | None:

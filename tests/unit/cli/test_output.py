@@ -36,7 +36,13 @@ FIGURES = {
         "max_model_len_tokens": 2048,
         "has_chat_template": True,
     },
-    "device": {"backend": "native", "isa": "avx2", "num_threads": 2, "activations": "f32"},
+    "device": {
+        "backend": "native",
+        "isa": "avx2",
+        "num_threads": 2,
+        "activations": "f32",
+        "attention": "f32",
+    },
     "memory": memory_figures(KV.ledger),
     "kv": kv_figures(KV, "int8"),
     "num_workers": 1,
@@ -95,7 +101,7 @@ def test_the_table_at_the_start(capsys: Capture) -> None:
     assert "\x1b" not in out
     for words in (
         "llama, 135M parameters, q4_1 + q8_0",
-        "native, avx2, f32 activations, 2 threads",
+        "native, avx2, f32 activations, f32 attention, 2 threads",
         "4096 tokens in 256 int8 blocks: 8 requests of 512, or 2 requests of 2048",
         "http://127.0.0.1:8000/v1  (ready after 0.9 s, Ctrl-C drains and stops)",
     ):

@@ -63,6 +63,10 @@ def resolve(config: Config, machine: MachineFacts, model: ModelFacts | None = No
     if config.device.backend == "native" and machine.isas:
         fill("device.isa", machine.isas[0], "the fastest that this CPU and build have")
         fill("device.activations", "int8", "the fastest for every type of weights")
+        if values["device.isa"] == "amx" and values["device.activations"] != "f32":
+            fill("device.attention", "bf16", "the fastest with AMX")
+        else:
+            fill("device.attention", "f32", "exact, where bf16 is not faster")
     kv = None
     if model is not None:
         fill("model.name", model.name, "the model's file")

@@ -44,8 +44,13 @@ class DeviceConfig:
     )
     activations: str = setting(
         "auto",
-        "least precision of inputs of linear layers; f32 keeps attention exact, too",
+        "least precision that linear layers may round their inputs to",
         choices=("auto", "f32", "bf16", "int8"),
+    )
+    attention: str = setting(
+        "auto",
+        "f32: exact; bf16: as AMX multiplies, with the same bits on every CPU; auto: bf16 with AMX",
+        choices=("auto", "f32", "bf16"),
     )
 
 

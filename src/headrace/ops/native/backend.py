@@ -13,8 +13,9 @@ rows and threads:
   the even and of the odd inputs, as the tiles of AMX do it; every instruction set gives the same
   bits but for AVX-512 without AMX, whose dot product of bf16 has bits of its own.
 
-In both, attention rounds queries and the weights of values to bf16 and multiplies as AMX's tiles
-do, which every instruction set follows with the same bits (docs/adr/0029).
+`attention="bf16"` rounds queries and the weights of values to bf16 and multiplies as AMX's tiles
+do, which every instruction set follows with the same bits (docs/adr/0029). What is "auto" depends
+on the instruction set; machines of several kinds that shall give the same bits are told both.
 """
 
 import os
@@ -72,14 +73,21 @@ class NativeBackend:
 
     `isa` is one of `usable_isas()` or "auto". `activations` is the least precision that inputs of
     linear layers may be rounded to: "f32" rounds nothing, "bf16" those of BF16 weights, "int8"
-    (also "auto") these and, to int8, those of quantised weights. Raises ConfigError for what this
-    machine cannot do.
+    (also "auto") to int8 those of quantised weights, and those of BF16 weights where `isa` has
+    products of bf16. `attention` multiplies in "f32" or "bf16"; "auto" is bf16 where `isa` has
+    tiles and activations may be rounded. Raises ConfigError for what this machine cannot do.
     """
 
     name = "native"
     batch_invariant = True
 
-    def __init__(self, threads: int = 0, isa: str = "auto", activations: str = "auto") -> None:
+    def __init__(
+        self,
+        threads: int = 0,
+        isa: str = "auto",
+        activations: str = "auto",
+        attention: str = "auto",
+    ) -> None:
         usable = _native.usable_isas()
         if isa != "auto" and isa not in usable:
             raise ConfigError("unusable instruction set", isa=isa, usable=", ".join(usable))
@@ -87,13 +95,18 @@ class NativeBackend:
             raise ConfigError(
                 "activations must be auto, f32, bf16 or int8", activations=activations
             )
+        if attention not in ("auto", "f32", "bf16"):
+            raise ConfigError("attention must be auto, f32 or bf16", attention=attention)
         if not 0 <= threads <= 1024:
             raise ConfigError("threads must be in 0..1024", threads=threads)
         self.isa = _native.fastest_isa() if isa == "auto" else isa
         self.bf16_products = _native.bf16_products(self.isa)  # "fma", "dot" or "tiles"
-        self.bf16 = activations != "f32"
+        may_round = activations != "f32"
+        self.bf16 = activations == "bf16" or (may_round and self.bf16_products != "fma")
         self.int8 = activations in ("int8", "auto")
-        self.attention_bf16 = activations != "f32"
+        if attention == "auto":
+            attention = "bf16" if may_round and self.bf16_products == "tiles" else "f32"
+        self.attention_bf16 = attention == "bf16"
         self._pool = _native.Pool(threads or default_threads())
         self._weight_bytes = 0
 

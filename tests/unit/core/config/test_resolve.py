@@ -27,6 +27,7 @@ def test_everything_open_gets_a_value_and_a_reason() -> None:
     assert config.device.threads == 6
     assert config.device.isa == "avx2"
     assert config.device.activations == "int8"
+    assert config.device.attention == "f32"
     assert config.scheduler.chunk_tokens == config.scheduler.step_tokens
     assert config.model.name == "tiny"
     assert config.model.max_model_len == 2048
@@ -42,6 +43,7 @@ def test_what_was_asked_stays() -> None:
             "threads": 2,
             "isa": "portable",
             "activations": "f32",
+            "attention": "bf16",
             "chunk_tokens": 64,
             "name": "mine",
             "max_model_len": 1024,
@@ -53,6 +55,15 @@ def test_what_was_asked_stays() -> None:
     assert resolution.reasons == {}
     assert resolution.kv is not None
     assert resolution.kv.num_full_seqs == 4
+
+
+@pytest.mark.parametrize(("activations", "attention"), [("auto", "bf16"), ("f32", "f32")])
+def test_tiles_multiply_in_attention_where_rounding_is_allowed(
+    activations: str, attention: str
+) -> None:
+    machine = replace(MACHINE, isas=("amx", "avx512", "avx2", "portable"))
+    asked = from_settings({"activations": activations})
+    assert resolve(asked, machine, MODEL).config.device.attention == attention
 
 
 @pytest.mark.parametrize("model", [None, MODEL])

@@ -18,13 +18,13 @@ from headrace.ops.native.backend import NativeBackend
 from support.ops_rig import attended, batch_of, compile_rows, run
 
 ISAS = _native.usable_isas()
-EXACT, ROUNDED = "f32", "int8"  # activations
+EXACT, ROUNDED = "f32", "bf16"  # products
 # Beyond a query's and a weight's rounding, each by up to 2^-9 of itself, on values of order one.
 ROUNDING = {EXACT: 0.0, ROUNDED: 8e-3}
 
 
-def backend_of(activations: str, isa: str = "auto", threads: int = 1) -> NativeBackend:
-    return NativeBackend(threads=threads, isa=isa, activations=activations)
+def backend_of(products: str, isa: str = "auto", threads: int = 1) -> NativeBackend:
+    return NativeBackend(threads=threads, isa=isa, activations="f32", attention=products)
 
 
 def normal(*shape: int, seed: int = 0) -> Any:
@@ -32,7 +32,7 @@ def normal(*shape: int, seed: int = 0) -> Any:
 
 
 @pytest.fixture(scope="module", params=[EXACT, ROUNDED])
-def activations(request: pytest.FixtureRequest) -> str:
+def products(request: pytest.FixtureRequest) -> str:
     found: str = request.param
     return found
 
@@ -46,9 +46,9 @@ QKV = normal(LONG, (4 + 2 * 2) * 24)
 TABLE = [int(block) for block in np.random.default_rng(5).permutation(64)[: LONG // 16 + 1]]
 
 
-def attention(kv_type: KvType, activations: str, isa: str = "auto", threads: int = 1) -> Any:
+def attention(kv_type: KvType, products: str, isa: str = "auto", threads: int = 1) -> Any:
     return compile_rows(
-        backend_of(activations, isa, threads),
+        backend_of(products, isa, threads),
         lambda ops, x, w: ops.attention(x, 0, SPEC, ROPE),
         QKV,
         kv=KvLayout(1, 2, 24, 400, dtype=kv_type),
@@ -62,13 +62,13 @@ def kv_type(request: pytest.FixtureRequest) -> KvType:
 
 
 @pytest.fixture(scope="module")
-def whole(kv_type: KvType, activations: str) -> Any:
-    return run(attention(kv_type, activations), batch_of((range(LONG), 0, TABLE)))
+def whole(kv_type: KvType, products: str) -> Any:
+    return run(attention(kv_type, products), batch_of((range(LONG), 0, TABLE)))
 
 
-def test_a_long_prompt(whole: Any, kv_type: KvType, activations: str) -> None:
+def test_a_long_prompt(whole: Any, kv_type: KvType, products: str) -> None:
     exact = attended(QKV, SPEC, ROPE, kv_type)
-    np.testing.assert_allclose(whole, exact, rtol=0, atol=8e-3 + ROUNDING[activations])
+    np.testing.assert_allclose(whole, exact, rtol=0, atol=8e-3 + ROUNDING[products])
 
 
 def test_values_weigh_as_exactly_as_floats_can(kv_type: KvType) -> None:
@@ -88,10 +88,10 @@ def test_values_weigh_as_exactly_as_floats_can(kv_type: KvType) -> None:
 @pytest.mark.parametrize("threads", [1, 2, 8])
 @pytest.mark.parametrize("tail", [1, 3])
 def test_one_token_over_many_segments(
-    whole: Any, kv_type: KvType, activations: str, isa: str, threads: int, tail: int
+    whole: Any, kv_type: KvType, products: str, isa: str, threads: int, tail: int
 ) -> None:
     """With several threads, a lone query's segments are computed apart and merged."""
-    program = attention(kv_type, activations, isa, threads)
+    program = attention(kv_type, products, isa, threads)
     start = LONG - tail
     run(program, batch_of((range(start), 0, TABLE), logit_rows=[0]))
     out = run(program, batch_of((range(start, LONG), start, TABLE)))
@@ -100,9 +100,9 @@ def test_one_token_over_many_segments(
 
 @pytest.mark.parametrize("border", [15, 16, 17, 63, 64, 65, 255, 256, 257, 319, 512])
 def test_chunks_that_end_at_borders(
-    whole: Any, kv_type: KvType, activations: str, border: int
+    whole: Any, kv_type: KvType, products: str, border: int
 ) -> None:
-    program = attention(kv_type, activations, threads=2)
+    program = attention(kv_type, products, threads=2)
     first = run(program, batch_of((range(border), 0, TABLE)))
     rest = run(program, batch_of((range(border, LONG), border, TABLE)))
     assert np.concatenate([first, rest]).tobytes() == whole.tobytes()
@@ -112,10 +112,10 @@ def test_chunks_that_end_at_borders(
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("num_new", [1, 3])
 def test_sequences_that_share_blocks_read_them_together(
-    whole: Any, kv_type: KvType, activations: str, isa: str, threads: int, num_new: int
+    whole: Any, kv_type: KvType, products: str, isa: str, threads: int, num_new: int
 ) -> None:
     """Some hold two whole segments in common, some one, one sequence none, and one is shorter."""
-    program = attention(kv_type, activations, isa, threads)
+    program = attention(kv_type, products, isa, threads)
     ends = [(600, 32), (598, 32), (540, 32), (530, 16), (515, 16), (511, 0), (300, 16), (90, 0)]
     seqs: list[tuple[range, int, list[int]]] = []
     free = iter(range(64, 400))
@@ -133,26 +133,26 @@ def test_sequences_that_share_blocks_read_them_together(
     assert together.tobytes() == expected.tobytes()
 
 
-def test_more_heads_in_a_group_than_rows_in_a_tile(activations: str) -> None:
+def test_more_heads_in_a_group_than_rows_in_a_tile(products: str) -> None:
     spec = AttentionSpec(50, 1, 8, 8**-0.5)
     rope = Rope((1.0, 0.1, 0.01, 0.001), False)
     rows = normal(9, 52 * 8)
     program = compile_rows(
-        backend_of(activations, threads=2),
+        backend_of(products, threads=2),
         lambda ops, x, w: ops.attention(x, 0, spec, rope),
         rows,
         kv=KvLayout(1, 1, 8, 4),
     )
     out = run(program, batch_of((range(9), 0, [2])))
     np.testing.assert_allclose(
-        out, attended(rows, spec, rope), rtol=0, atol=8e-3 + ROUNDING[activations]
+        out, attended(rows, spec, rope), rtol=0, atol=8e-3 + ROUNDING[products]
     )
 
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("garbage", [np.inf, np.nan])
 def test_what_lies_behind_a_query_does_not_reach_it(
-    kv_type: KvType, activations: str, isa: str, garbage: float
+    kv_type: KvType, products: str, isa: str, garbage: float
 ) -> None:
     """Not even as 0 * infinity: later tokens are broken, the results of earlier ones are not."""
     rows = QKV[:40].copy()
@@ -160,7 +160,7 @@ def test_what_lies_behind_a_query_does_not_reach_it(
 
     def build(values: Any) -> Any:
         return compile_rows(
-            backend_of(activations, isa),
+            backend_of(products, isa),
             lambda ops, x, w: ops.attention(x, 0, SPEC, ROPE),
             values,
             kv=KvLayout(1, 2, 24, 64, dtype=kv_type),
@@ -230,7 +230,7 @@ def numbers_of_any_size(rng: np.random.Generator, num_rows: int, width: int) -> 
     [(1, 1, 2), (9, 3, 64), (4, 2, 18), (5, 1, 80), (14, 2, 32), (2, 1, 256)],
 )
 def test_prompts_and_what_follows(
-    kv_type: KvType, activations: str, is_wild: bool, num_heads: int, num_kv_heads: int, dim: int
+    kv_type: KvType, products: str, is_wild: bool, num_heads: int, num_kv_heads: int, dim: int
 ) -> None:
     """Chunks of a window and more, of a tile and less, and single tokens."""
     rng = np.random.default_rng(dim)
@@ -242,7 +242,7 @@ def test_prompts_and_what_follows(
 
     def results(isa: str, ends: list[int]) -> list[bytes]:
         program = compile_rows(
-            backend_of(activations, isa),
+            backend_of(products, isa),
             lambda ops, x, w: ops.attention(x, 0, spec, rope),
             rows,
             kv=KvLayout(1, num_kv_heads, dim, 40, dtype=kv_type),

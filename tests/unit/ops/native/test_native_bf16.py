@@ -196,8 +196,9 @@ def test_the_mode_of_small_numbers_ends_with_the_products(isa: str) -> None:
 
 @pytest.mark.parametrize("isa", ISAS)
 def test_kv_comes_only_from_the_same_arithmetic(isa: str) -> None:
-    has_own = _native.bf16_products(isa) == "dot"
-    name = "bf16-dot" if has_own else "bf16"
-    assert NativeBackend(1, isa).arithmetic == f"native int8 {name} attention-bf16"
-    assert bf16_backend(isa).arithmetic == f"native {name} attention-bf16"
+    of_kind = {"fma": ("", ""), "dot": (" bf16-dot", ""), "tiles": (" bf16", " attention-bf16")}
+    weights, attention = of_kind[_native.bf16_products(isa)]
+    assert NativeBackend(1, isa).arithmetic == f"native int8{weights}{attention}"
     assert NativeBackend(1, isa, "f32").arithmetic == "native"
+    told = NativeBackend(1, isa, "bf16", "bf16")
+    assert told.arithmetic == f"native{weights or ' bf16'} attention-bf16"
