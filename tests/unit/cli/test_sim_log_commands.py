@@ -84,6 +84,7 @@ def test_who_waits_is_told_how_far_it_is(
     of = "events" if "EVENTS" in words else "requests"
     for label in labels:
         assert any(line.startswith(f"{label}1 of ") and f" {of}, " in line for line in told), told
+    assert " 0 s simulated" in told[0]
 
 
 # ---- recordings
