@@ -1,12 +1,16 @@
 """Real weights behind real HTTP: the default model, and a tiny random one that no byte escapes."""
 
+import json
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
+from headrace import LLM
 from headrace.core.config.schema import Config, DeviceConfig, KvConfig, ModelConfig
 from headrace.live.boot import boot
 from support.http_server import RunningServer, running_server
@@ -103,6 +107,26 @@ def test_the_default_model_answers(default: RunningServer) -> None:
     assert again.usage is not None
     assert again.usage.prompt_tokens_details is not None
     assert again.usage.prompt_tokens_details.cached_tokens
+
+
+@pytest.mark.parametrize("activations", ["auto", "f32"])
+def test_the_answer_in_the_readme_is_the_answer(activations: str) -> None:
+    """What a newcomer tries first comes as it is printed, however inputs are rounded."""
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    asked = re.search(r"-d '(\{\"messages\".*temperature.*\})'", readme)
+    answered = re.search(r'\{"content":"([^"]*)","role":"assistant"', readme)
+    usage = re.search(r'"usage":(\{"prompt_tokens":\d+,"completion_tokens":\d+)', readme)
+    assert asked
+    assert answered
+    assert usage
+    messages = json.loads(asked[1])["messages"]
+    with LLM(activations=activations, max_model_len=1024, kv_memory="64MiB") as llm:
+        (found,) = llm.chat(messages, temperature=0, max_tokens=40)
+    assert found.outputs[0].text == answered[1]
+    assert list(json.loads(usage[1] + "}").values()) == [
+        len(found.prompt_token_ids),
+        len(found.outputs[0].token_ids),
+    ]
 
 
 def test_the_default_model_never_breaks_a_character(default: RunningServer) -> None:
