@@ -209,7 +209,8 @@ class LLM:
         options: dict[str, Any] = dict(sampling)
         unknown = options.keys() - Sampling.__annotations__.keys()
         if unknown:
-            raise TypeError(f"unknown sampling options: {', '.join(sorted(unknown))}")
+            names, known = ", ".join(sorted(unknown)), ", ".join(Sampling.__annotations__)
+            raise TypeError(f"unknown sampling options: {names}; there are {known}")
         n = options.pop("n", 1)
         stop = options.pop("stop", ())
         max_tokens = options.pop("max_tokens", None)

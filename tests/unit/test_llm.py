@@ -166,6 +166,8 @@ def test_mistakes_are_named_before_anything_runs(make: Make) -> None:
     ):
         with pytest.raises(error):
             model.generate(["good", "x"], **options)
+    with pytest.raises(TypeError, match=r"options: top_logprobs; there are max_tokens, .*logprobs"):
+        model.generate("x", logprobs=2, top_logprobs=2)  # type: ignore[call-arg]
     with pytest.raises(RequestError):
         model.generate(["good", ""])
     assert loaned.executor.num_steps == 0

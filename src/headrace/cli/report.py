@@ -111,7 +111,7 @@ def memory_facts(memory: dict[str, int]) -> dict[str, str]:
 
 def kv_facts(kv: dict[str, Any]) -> dict[str, str]:
     fits = ", or ".join(
-        f"{count} requests of {num_tokens}"
+        f"{count} {'request' if count == 1 else 'requests'} of {num_tokens}"
         for num_tokens, count in kv["num_seqs_by_num_tokens"].items()
     )
     return {

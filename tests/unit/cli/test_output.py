@@ -6,6 +6,7 @@ from headrace.cli.output import print_facts, report_error, showing_progress
 from headrace.cli.report import (
     curl_line,
     drain_line,
+    kv_facts,
     kv_figures,
     memory_facts,
     memory_figures,
@@ -106,6 +107,11 @@ def test_the_table_at_the_start(capsys: Capture) -> None:
         "http://127.0.0.1:8000/v1  (ready after 0.9 s, Ctrl-C drains and stops)",
     ):
         assert words in out
+
+
+def test_one_request_that_fits_is_one_request() -> None:
+    fits = kv_facts({**kv_figures(KV, "int8"), "num_seqs_by_num_tokens": {"512": 8, "8192": 1}})
+    assert fits["fits"].endswith("8 requests of 512, or 1 request of 8192")
 
 
 def test_the_torch_backend_has_no_instruction_set() -> None:
