@@ -20,7 +20,7 @@ import msgspec
 import pytest
 
 from headrace.adapters.executors.sim import FakeSteps
-from headrace.core.base.events import Arrive, Emit, EngineEffect, EngineEvent
+from headrace.core.base.events import Arrive, Cancel, Emit, EngineEffect, EngineEvent
 from headrace.core.base.metrics import percentile
 from headrace.core.base.plan import WorkerSpec
 from headrace.core.base.request import SeqSpec
@@ -29,6 +29,7 @@ from headrace.core.base.types import NS_PER_MS, NS_PER_S, Ns, SeqId
 from headrace.core.config.schema import SchedulerConfig, WorkerConfig
 from headrace.core.cost.fitted import FittedCostModel
 from headrace.sim.world import WorkerSetup, World, simulate
+from support.seeds import FEW_AND_A_THOUSAND
 
 NUM_SHORT, VOCAB = 60, 1000
 SPEC = WorkerSpec(
@@ -167,6 +168,42 @@ def test_it_less_than_doubles_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     p99 = [percentile(outcome.short_ttft_ms, 0.99) for outcome in (without, beside)]
     assert p99[1] < 1.8 * p99[0]
     assert len(beside.long_ttft_ms) == 1
+
+
+@pytest.mark.parametrize("seeds", FEW_AND_A_THOUSAND)
+def test_over_seeds_it_less_than_doubles_the_wait(seeds: range) -> None:
+    """All short ones together. Of a prompt of 100,000 tokens, what is computed beside them."""
+    without, beside = list[float](), list[float]()
+    for seed in seeds:
+        alone = run(SchedulerConfig(), seed=seed, long=()).short_ttft_ms
+        waits, num_long = beside_a_part(seed)
+        assert len(waits) == len(alone) == NUM_SHORT
+        assert num_long > 10_000, seed
+        without += alone
+        beside += waits
+    p99 = [percentile(sorted(waits), 0.99) for waits in (without, beside)]
+    assert p99[1] < 2 * p99[0]
+
+
+def beside_a_part(seed: int) -> tuple[list[float], int]:
+    """The waits of short ones in ms, and the tokens of the long one that were computed until it was
+    cancelled, behind the last of them.
+    """
+    inputs = arrivals(seed, ((2, 100_000),))
+    end = Ns(inputs[-1][0] + 2 * NS_PER_S)
+    setup = WorkerSetup(
+        config=WorkerConfig(scheduler=SchedulerConfig()),
+        spec=SPEC,
+        cost=GUESS,
+        inputs=[*inputs, (end, Cancel(SeqId(NUM_SHORT)))],
+        steps=FakeSteps(TRUTH, VOCAB),
+    )
+    (worker,) = simulate(World(workers=(setup,), is_checked=False)).workers
+    assert worker.stats is not None
+    short = [one for one in worker.records if one.seq_id < NUM_SHORT]
+    num_short = sum(one.num_prompt_tokens + one.num_output_tokens for one in short)
+    waits = [one.ttft_ns / NS_PER_MS for one in short if one.ttft_ns is not None]
+    return waits, worker.stats.num_computed_tokens - num_short
 
 
 def test_what_is_learned_is_the_same_every_time(after: Outcome) -> None:
