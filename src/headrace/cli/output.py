@@ -5,11 +5,12 @@ error. Where a stream is not a terminal it gets plain text.
 """
 
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import TextIO
+from contextlib import contextmanager, suppress
+from typing import IO, Any, TextIO, cast
 
 from rich.console import Console
 from rich.table import Table
@@ -30,11 +31,45 @@ Progress = Callable[[str, int, int], None]
 """Called with (stage, bytes done, bytes in all)."""
 
 
+class _Lossy:
+    """Standard error that loses what it cannot take (its reader has left, the disk is full, it was
+    closed): telling of work must not end the work, nor change its exit code.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except (OSError, ValueError):
+            self._give_up()
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except (OSError, ValueError):
+            self._give_up()
+
+    def _give_up(self) -> None:
+        """Else the buffer would fail again when Python ends, with an exit code of 120."""
+        with suppress(OSError, ValueError):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self._stream.fileno())
+            os.close(nowhere)
+
+
 def console(stream: TextIO | None = None, *, plain_width: int = PLAIN_WIDTH) -> Console:
-    """A console on a stream, standard output by default."""
+    """A console on a stream, standard output by default. On standard error nothing fails."""
     stream = sys.stdout if stream is None else stream
-    width = None if stream.isatty() else plain_width
-    return Console(file=stream, width=width, highlight=False, soft_wrap=False)
+    is_terminal = not stream.closed and stream.isatty()
+    file = cast("IO[str]", _Lossy(stream)) if stream is sys.stderr else stream
+    width = None if is_terminal else plain_width
+    return Console(file=file, width=width, highlight=False, soft_wrap=False)
 
 
 def print_json(figures: object) -> None:
@@ -76,6 +111,13 @@ def report_error(text: str) -> None:
 def report_note(text: str) -> None:
     """A line on standard error about what goes on."""
     console(sys.stderr).print(Text(text), soft_wrap=True)
+
+
+def rewrite_line(text: str) -> None:
+    """In place of the terminal's last line on standard error."""
+    stream = _Lossy(sys.stderr)
+    stream.write("\r\x1b[K" + text)
+    stream.flush()
 
 
 @contextmanager

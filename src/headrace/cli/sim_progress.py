@@ -8,14 +8,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from headrace.cli.output import console, report_note
+from headrace.cli.output import console, report_note, rewrite_line
 from headrace.core.base.types import NS_PER_S, Ns
 from headrace.sim.progress import Seen
 
 EVERY_S: Final = 1.0
 NOTE_EVERY_S: Final = 10.0  # where there is no terminal
 SEEN_PER_LOOK: Final = 64  # at the clock
-ERASE: Final = "\r\x1b[K"
 
 
 def progress_words(
@@ -59,8 +58,7 @@ def showing(label: str, num_all: int, *, of: str = "requests") -> Iterator[Seen]
         words = progress_words(num_done, num_all, now_s - began_s, last_ns / NS_PER_S, of)
         line = f"{label}: {words}" if label else words
         if is_terminal:
-            sys.stderr.write(ERASE + line)
-            sys.stderr.flush()
+            rewrite_line(line)
         else:
             report_note(line)
 
@@ -68,5 +66,4 @@ def showing(label: str, num_all: int, *, of: str = "requests") -> Iterator[Seen]
         yield seen
     finally:
         if is_terminal:
-            sys.stderr.write(ERASE)
-            sys.stderr.flush()
+            rewrite_line("")

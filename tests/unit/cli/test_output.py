@@ -1,8 +1,21 @@
 """Errors, progress and tables as text."""
 
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TextIO
+
 import pytest
 
-from headrace.cli.output import print_facts, report_error, showing_progress
+from headrace.cli.main import main
+from headrace.cli.output import (
+    print_facts,
+    report_error,
+    report_note,
+    rewrite_line,
+    showing_progress,
+)
 from headrace.cli.report import (
     curl_line,
     drain_line,
@@ -139,3 +152,52 @@ def test_the_curl_line_is_one_shell_command() -> None:
     words = shlex.split(curl_line({**FIGURES, "model": plain}))
     assert words[1].endswith("/v1/completions")
     assert "prompt" in json.loads(words[-1])
+
+
+# ---- a standard error that takes nothing
+
+
+def _full_disk() -> TextIO:
+    return Path("/dev/full").open("w")
+
+
+def _left_reader() -> TextIO:
+    reader, writer = os.pipe()
+    os.close(reader)
+    return os.fdopen(writer, "w")
+
+
+def _closed() -> TextIO:
+    stream = Path(os.devnull).open("w")  # noqa: SIM115
+    stream.close()
+    return stream
+
+
+@pytest.fixture(params=[_full_disk, _left_reader, _closed])
+def unwritable(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[TextIO]:
+    """Closing it fails too where anything is left in its buffer."""
+    stream = request.param()
+    monkeypatch.setattr(sys, "stderr", stream)
+    yield stream
+    stream.close()
+
+
+@pytest.mark.usefixtures("unwritable")
+def test_what_cannot_be_told_is_lost() -> None:
+    for _ in range(3):
+        report_note("goes on")
+        report_error("has failed\nhint: look")
+        rewrite_line("1 of 2")
+    with showing_progress() as report:
+        report("fetch", 1, 2)
+
+
+@pytest.mark.usefixtures("unwritable")
+def test_an_answer_does_not_depend_on_who_hears_its_notes(capsys: Capture) -> None:
+    assert main(["plan", "roofline", "--preset", "reference-70b-h100"]) == 0
+    assert "ridge" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("unwritable")
+def test_a_wrong_command_has_its_code_whoever_hears_the_error() -> None:
+    assert main(["plan", "roofline", "--preset", "none-such"]) == 2

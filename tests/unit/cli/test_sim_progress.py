@@ -1,6 +1,7 @@
 import sys
 import time
 from itertools import count
+from pathlib import Path
 
 import pytest
 
@@ -58,3 +59,19 @@ def test_who_is_quick_says_nothing_elsewhere(
         for index in range(1000):
             seen(Ns(index))
     assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_simulation_goes_on_where_nobody_can_be_told(
+    is_terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = count(0.0, 20.0)
+    monkeypatch.setattr(sim_progress._Told, "at_s", 0.0)
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr(sys, "stderr", full)
+        monkeypatch.setattr(full, "isatty", lambda: is_terminal)
+        with showing("", 1000) as seen:
+            for index in range(4 * SEEN_PER_LOOK):
+                seen(Ns(index))
+        monkeypatch.undo()
