@@ -1,8 +1,11 @@
 """`headrace plan claims`."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import Final
 
+import msgspec
 from rich.table import Table
 
 from headrace.cli.output import report_note
@@ -10,12 +13,14 @@ from headrace.cli.plan_answer import check_plot, give, right_aligned
 from headrace.cli.plan_flags import AnswerFlags
 from headrace.cli.plan_target import check_range
 from headrace.cli.sim import read_trace
+from headrace.cli.sim_progress import showing
 from headrace.core.base.errors import ConfigError
 from headrace.plan.picture import Span, SpanChart
 from headrace.sim.claims import Claim, Effort, batching
 from headrace.sim.claims_apart import distserve
 from headrace.sim.claims_splitwise import splitwise
 from headrace.sim.claims_traces import hits, mooncake, routing
+from headrace.sim.progress import Seen
 
 CLAIMS: Final[dict[str, Callable[[Effort], Iterator[Claim]]]] = {
     "batching": batching,
@@ -47,13 +52,18 @@ def claims(
     found: list[Claim] = []
     for name in names:
         report_note(f"{name} …")
-        found += CLAIMS[name](effort)
+        watched = msgspec.structs.replace(effort, watching=partial(_showing, name))
+        found += CLAIMS[name](watched)
     figures = {"requests": requests, "seed": seed, "claims": found}
     code = give(figures, [claim_table(found)], claim_chart(found), answer)
     if not answer.json:
         for claim in found:
             report_note(f"{claim.name}: {claim.setting}. {claim.gap}. [{claim.source}]")
     return code
+
+
+def _showing(claim: str, run: str, num_requests: int) -> AbstractContextManager[Seen]:
+    return showing(f"{claim}, {run}", num_requests)
 
 
 def claim_table(found: Sequence[Claim]) -> Table:

@@ -4,7 +4,8 @@ Each claim is a comparison of two ways to serve the same requests on the same de
 settings stand for a published one; refuses to know how anything is scheduled.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from random import Random
 from typing import Final
 
@@ -15,16 +16,25 @@ from headrace.core.base.sampling import SamplingParams
 from headrace.core.base.types import NS_PER_S, SeqId
 from headrace.core.cost.datasheet import DataSheetCostModel
 from headrace.core.cost.hardware import Accelerator, Layout
+from headrace.core.telemetry import RequestRecord
 from headrace.core.workload.source import Listed
 from headrace.core.workload.traces import TraceRequest
 from headrace.plan.engines import Engine
 from headrace.plan.presets import ModelRow, package_presets
 from headrace.sim.capacity import Crew, serve
+from headrace.sim.progress import Watching, unwatched
 from headrace.sim.setup import VOCAB, Device
 
 GPU: Final = "A100 SXM 80GB"
 ONE_GPU: Final = Layout()
 WHOLE: Final = 1 << 15  # tokens of a step that takes prompts whole
+
+
+Hearing = Callable[[RequestRecord], None]
+
+
+def unheard(_: RequestRecord) -> None:
+    """Only the end of the run matters."""
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,6 +54,18 @@ class Effort(msgspec.Struct, frozen=True, kw_only=True):
     num_requests: int = 200  # of a run
     seed: int = 0
     trace: tuple[TraceRequest, ...] = ()  # Mooncake's conversations
+    watching: Watching = unwatched
+
+    @contextmanager
+    def watched(self, run: str, num_requests: int, hear: Hearing = unheard) -> Iterator[Hearing]:
+        """Who hears of a run's requests: `hear`, and whoever watches."""
+        with self.watching(run, num_requests) as seen:
+
+            def both(record: RequestRecord) -> None:
+                seen(record.finished_ns)
+                hear(record)
+
+            yield both
 
 
 def dense(
@@ -129,8 +151,10 @@ def batching(effort: Effort) -> Iterator[Claim]:
         outputs = short_outputs(rng, longest, effort.num_requests)
         static = msgspec.structs.replace(whole, max_seqs=num_seqs)
         batches = [outputs[i : i + num_seqs] for i in range(0, len(outputs), num_seqs)]
-        static_s = sum(span_s(static, batch, PROMPT) for batch in batches)
-        ours_s = span_s(whole, outputs, PROMPT)
+        with effort.watched(f"static, up to {longest}", len(outputs)) as heard:
+            static_s = sum(span_s(static, batch, PROMPT, heard) for batch in batches)
+        with effort.watched(f"continuous, up to {longest}", len(outputs)) as heard:
+            ours_s = span_s(whole, outputs, PROMPT, heard)
         rates = [sum(outputs) / span for span in (static_s, ours_s)]
         is_longest = longest == STATIC_BATCHES[-1][0]
         yield Claim(
@@ -159,7 +183,7 @@ def short_outputs(rng: Random, longest: int, number: int) -> list[int]:
     return outputs
 
 
-def span_s(crew: Crew, outputs: Sequence[int], num_prompt: int) -> float:
+def span_s(crew: Crew, outputs: Sequence[int], num_prompt: int, hear: Hearing = unheard) -> float:
     """From the first arrival to the last token of prompts that come together."""
     specs = [
         SeqSpec(
@@ -170,4 +194,4 @@ def span_s(crew: Crew, outputs: Sequence[int], num_prompt: int) -> float:
         )
         for index, num in enumerate(outputs)
     ]
-    return serve([crew], Listed(specs), slo=Slo(), on_record=lambda _: None).end_ns / NS_PER_S
+    return serve([crew], Listed(specs), slo=Slo(), on_record=hear).end_ns / NS_PER_S

@@ -190,7 +190,9 @@ def rate_per_gpu(
         source = poisson(traffic, rate_per_s, effort)
 
         def run(note: Callable[[RequestRecord], None]) -> object:
-            return serve(crews, source, slo=traffic.slo, on_record=note)
+            run_name = f"{traffic.name}, {rate_per_s:.3g} requests/s"
+            with effort.watched(run_name, effort.num_requests, note) as heard:
+                return serve(crews, source, slo=traffic.slo, on_record=heard)
 
         return share_is_good(run, effort.num_requests, share)
 

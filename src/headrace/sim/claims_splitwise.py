@@ -184,7 +184,8 @@ def slowdowns_hold(
             ratios[name].append(ratio)
 
     source = poisson(traffic, rate_per_s, effort, most_tokens=MOST_TOKENS, spreads=SPREADS)
-    serve(crews, source, slo=Slo(), on_record=note)
+    with effort.watched(f"{rate_per_s:.3g} requests/s", effort.num_requests, note) as heard:
+        serve(crews, source, slo=Slo(), on_record=heard)
     for name, limits in SLOWDOWNS.items():
         ordered = sorted(ratios[name])
         for share, limit in zip(SHARES, limits, strict=True):

@@ -85,7 +85,9 @@ def routing(effort: Effort) -> Iterator[Claim]:
             step_tokens=2048,
             block_size=BLOCK_SIZE,
         )
-        kv, turns = compare_policies(fleet, traffic, (effort.seed,), ("kv", "round_robin"))
+        kv, turns = compare_policies(
+            fleet, traffic, (effort.seed,), ("kv", "round_robin"), watching=effort.watching
+        )
         yield Claim(
             name=f"KV-aware routing, {name}",
             published="2× in TTFT",
@@ -122,7 +124,7 @@ def mooncake(effort: Effort) -> Iterator[Claim]:
     half = NUM_MACHINES // 2
     apart_crews = split(machine, half, NUM_MACHINES - half, 8)
     kept = {
-        name: Kept.of(crews, policy, trace, link)
+        name: Kept.of(effort, name, crews, policy, trace, link)
         for name, crews, policy, link in (
             ("together", [whole], "least_loaded", LINK_BYTES_PER_S),
             (APART, apart_crews, "kv", HIDDEN_BYTES_PER_S),
@@ -160,6 +162,8 @@ class Kept(msgspec.Struct, frozen=True):
     @classmethod
     def of(
         cls,
+        effort: Effort,
+        name: str,
         crews: Sequence[Crew],
         policy: str,
         trace: Sequence[TraceRequest],
@@ -175,12 +179,13 @@ class Kept(msgspec.Struct, frozen=True):
             by_mean += is_early and (record.tpot_ns or 0.0) <= gap_ms * NS_PER_MS
 
         source = TraceSource(trace, slo=LIMITS, vocab_size=VOCAB)
-        serve(
-            crews,
-            source,
-            slo=LIMITS,
-            policy=policy,
-            link_bytes_per_s=link_bytes_per_s,
-            on_record=note,
-        )
+        with effort.watched(name, len(trace), note) as heard:
+            serve(
+                crews,
+                source,
+                slo=LIMITS,
+                policy=policy,
+                link_bytes_per_s=link_bytes_per_s,
+                on_record=heard,
+            )
         return cls(by_gap / len(trace), by_mean / len(trace))

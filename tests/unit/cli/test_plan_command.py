@@ -237,6 +237,15 @@ def test_pictures(
     assert list(root.iter("{http://www.w3.org/2000/svg}polyline"))
 
 
+def test_claims_say_how_far_they_are(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.cli.sim_progress.NOTE_EVERY_S", 0.0)
+    _, err = table(capsys, "claims", "batching", "--requests", "20")
+    for run in ("batching, static, up to 32: ", "batching, continuous, up to 1536: "):
+        assert f"{run}1 of 20 requests, " in err
+
+
 def test_a_picture_of_claims(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of one that is counted; the others are simulated, and slow."""
     trace = tmp_path / "trace.jsonl"

@@ -1,5 +1,8 @@
 """The parts of claims on cases with known answers; claims themselves are slow."""
 
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from random import Random
 
 import pytest
@@ -15,6 +18,7 @@ from headrace.plan.steps import decode_shape, prefill_shape
 from headrace.sim.capacity import Crew
 from headrace.sim.claims import (
     BLOOM,
+    GPU,
     OPT_13B,
     OPT_66B,
     Effort,
@@ -24,9 +28,16 @@ from headrace.sim.claims import (
     short_outputs,
     span_s,
 )
-from headrace.sim.claims_apart import TASKS, clusters_of, distserve, fitting
-from headrace.sim.claims_splitwise import Alone, SplitwiseSteps, splitwise
+from headrace.sim.claims_apart import TASKS, clusters_of, distserve, fitting, rate_per_gpu
+from headrace.sim.claims_splitwise import (
+    CONVERSATIONS,
+    Alone,
+    SplitwiseSteps,
+    slowdowns_hold,
+    splitwise,
+)
 from headrace.sim.claims_traces import block_hits, hits, mooncake, routing
+from headrace.sim.progress import Seen
 from support.records import record_of
 
 
@@ -150,6 +161,36 @@ def test_the_same_machines_serve_about_as_much_apart() -> None:
     fitted, published = splitwise(Effort(num_requests=200))
     assert 0.5 < fitted.ours < 3.0
     assert published.ours > 1.0
+
+
+class Heard:
+    """Who watches runs, and how many of their requests have ended."""
+
+    def __init__(self) -> None:
+        self.ended: Counter[str] = Counter()
+        self.expected: dict[str, int] = {}
+
+    @contextmanager
+    def watch(self, run: str, num_requests: int) -> Iterator[Seen]:
+        self.expected[run] = num_requests
+        yield lambda _: self.ended.update([run])
+
+
+def test_whoever_waits_for_a_claim_hears_of_each_request() -> None:
+    heard = Heard()
+    effort = Effort(num_requests=20, trace=trace_of((1,), (1, 2), (3,)), watching=heard.watch)
+    list(batching(effort))
+    list(mooncake(effort))
+    assert heard.ended == heard.expected
+    assert heard.expected["together"] == 3
+    assert heard.expected["continuous, up to 32"] == 20
+
+    heard.ended.clear()
+    crew = Crew(device=device(OPT_13B, "A100 SXM 80GB"), num_workers=1)
+    rate_per_gpu([crew], TASKS[0].traffic, effort)
+    assert heard.ended[f"{TASKS[0].traffic.name}, 1 requests/s"] > 0
+    slowdowns_hold([crew], CONVERSATIONS, 7.0, effort=effort, alone=Alone(cost_of(OPT_13B, GPU)))
+    assert heard.ended["7 requests/s"] == 20
 
 
 def test_twenty_machines_are_enough_for_a_few_requests() -> None:

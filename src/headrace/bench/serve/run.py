@@ -4,7 +4,8 @@ Decides how a run is set up and taken down; refuses to know what its figures are
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import msgspec
@@ -27,6 +28,7 @@ from headrace.core.base.metrics import is_good
 from headrace.core.base.types import NS_PER_S
 from headrace.server.listener import file_limit
 
+TELL_EVERY_S = 1.0  # how far a run is, also while no request ends
 SETTLE_S = 0.5  # between trials, for the server to notice that clients have left
 SPARE_FILES = 64  # besides those of connections
 RATE, CONCURRENCY = "rate", "concurrency"
@@ -173,8 +175,9 @@ class Bench:
                 )
                 tally.driver, tally.gives_up = driver, gives_up
                 self._driver = driver
-                if not self.stopped_by:
-                    await driver.run()
+                async with tally.telling():
+                    if not self.stopped_by:
+                        await driver.run()
             after = await read_totals(session, self.metrics_url)
         self.outcomes = driver.outcomes
         client = watch.facts(
@@ -229,6 +232,23 @@ class _Tally:
         if self.gives_up and self._num_bad > self._most_bad:
             self.has_given_up = True
             self.driver.stop()
+        self._tell()
+
+    @asynccontextmanager
+    async def telling(self) -> AsyncIterator[None]:
+        async def now_and_then() -> None:
+            while True:
+                await asyncio.sleep(TELL_EVERY_S)
+                self._tell()
+
+        task = asyncio.create_task(now_and_then())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+    def _tell(self) -> None:
         self._on_progress(
             Progress(
                 label=self._label,
