@@ -9,7 +9,7 @@ from headrace.cli.plan_answer import report_provenance
 from headrace.cli.sim_cost import machine_of, with_beyond
 from headrace.cli.sim_log import is_recording, load_recording, notes_on, path_of
 from headrace.cli.sim_progress import showing
-from headrace.cli.sim_tables import figure_table, miss_table
+from headrace.cli.sim_tables import figure_table, miss_table, report_doubts
 from headrace.cli.sim_whatif_flags import MachineFlags
 from headrace.core.base.errors import ConfigError
 from headrace.core.base.request import Slo
@@ -18,6 +18,7 @@ from headrace.core.workload.recording import Recording
 from headrace.live.event_log import EventLogReader
 from headrace.plan.engines import Provenance
 from headrace.sim.compare import Run, compare, misses
+from headrace.sim.doubts import doubts_of
 from headrace.sim.outcomes import recorded_outcomes
 from headrace.sim.recorded import Rerun, rerun
 from headrace.sim.whatif import Trial, default_slo, run_trial, span_s
@@ -31,7 +32,10 @@ def run(
         recording = load_recording(log, like)
         machine = machine_of(flags, log, like, recording)
         trial = Trial(slo=slo, seed=seed, machine=machine.calibration, sharing=machine.sharing)
-        return _run_recording(recording, trial, machine.provenance, as_json=as_json)
+        is_other = bool(like) or machine.calibration is not None
+        return _run_recording(
+            recording, trial, machine.provenance, is_other=is_other, as_json=as_json
+        )
     if flags != MachineFlags():
         raise ConfigError(
             "an event log is decided again with the times that its steps took",
@@ -45,8 +49,9 @@ def run(
 
 
 def _run_recording(
-    recording: Recording, trial: Trial, provenance: Provenance, *, as_json: bool
+    recording: Recording, trial: Trial, provenance: Provenance, *, is_other: bool, as_json: bool
 ) -> int:
+    """`is_other`: the machine that serves is not the recorded one."""
     with showing("", len(recording.requests)) as seen:
         simulated = run_trial(recording, trial, seen)
     provenance = with_beyond(provenance, simulated.beyond)
@@ -56,6 +61,11 @@ def _run_recording(
     )
     will = Run(outcomes=(simulated,), span_s=length_s)
     found, changed = compare(was, will, seed=trial.seed), misses(was, will)
+    doubts = doubts_of(
+        recording,
+        {name: one.before for name, one in found.items()},
+        None if is_other else {name: one.after for name, one in found.items()},
+    )
     if as_json:
         print_json(
             {
@@ -65,6 +75,7 @@ def _run_recording(
                 "misses": msgspec.to_builtins(changed),
                 "trace_hash": simulated.trace_hash,
                 "notes": notes_on(recording),
+                "doubts": msgspec.to_builtins(doubts),
                 "provenance": msgspec.to_builtins(provenance),
             }
         )
@@ -73,6 +84,7 @@ def _run_recording(
     print_table(figure_table(title, found, ("recorded", "simulated")))
     if changed:
         print_table(miss_table(changed, ("recorded", "simulated")))
+    report_doubts(doubts)
     for note in notes_on(recording):
         report_note(note)
     report_provenance(provenance)

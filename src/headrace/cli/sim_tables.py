@@ -5,8 +5,10 @@ from typing import Final
 
 from rich.table import Table
 
+from headrace.cli.output import report_note
 from headrace.cli.plan_answer import right_aligned
 from headrace.sim.compare import Compared, Misses
+from headrace.sim.doubts import Doubts
 
 # Names of figures, and how many decimals their tables have.
 _ROWS: Final = {
@@ -64,6 +66,13 @@ def miss_table(found: Sequence[Misses], columns: tuple[str, str]) -> Table:
             f"{one.after - one.before:+g}",
         )
     return table
+
+
+def report_doubts(doubts: Doubts) -> None:
+    for warning in doubts.warnings:
+        report_note(f"warning: {warning}")
+    for facts in doubts.steps:
+        report_note(f"recorded: {facts}")
 
 
 def _label(name: str) -> tuple[str, int]:

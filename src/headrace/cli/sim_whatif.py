@@ -11,7 +11,7 @@ from headrace.cli.plan_target import check_range
 from headrace.cli.sim_cost import Machine, machine_of, with_beyond
 from headrace.cli.sim_log import load_recording, notes_on
 from headrace.cli.sim_progress import showing
-from headrace.cli.sim_tables import figure_table, miss_table
+from headrace.cli.sim_tables import figure_table, miss_table, report_doubts
 from headrace.cli.sim_whatif_flags import MachineFlags, SloFlags, WhatIfFlags
 from headrace.core.base.errors import ConfigError
 from headrace.core.base.request import Slo
@@ -19,6 +19,7 @@ from headrace.core.config.settings import SETTINGS
 from headrace.core.cost.limits import MAX_BLOCKS
 from headrace.core.workload.recording import Recording
 from headrace.sim.compare import NUM_BLOCKS, NUM_DRAWS, Run, compare, figures, misses
+from headrace.sim.doubts import doubts_of
 from headrace.sim.outcomes import recorded_outcomes
 from headrace.sim.whatif import Changes, Trial, default_slo, run_trial, span_s
 
@@ -66,8 +67,15 @@ def whatif(
     provenance = with_beyond(machine.provenance, beyond)
     found, changed = compare(before, after, seed=flags.seed), misses(before, after)
     as_recorded = figures(was)
+    is_other = bool(like) or machine.calibration is not None or flags.speed != 1.0
+    doubts = doubts_of(
+        recording,
+        as_recorded,
+        None if is_other else {name: one.before for name, one in found.items()},
+    )
     if as_json:
         answer = _answer(recording, changes, flags, as_recorded, found, changed)
+        answer["doubts"] = msgspec.to_builtins(doubts)
         print_json({**answer, "provenance": msgspec.to_builtins(provenance)})
         return 0
     columns = ("recorded", "simulated", "asked")
@@ -77,6 +85,7 @@ def whatif(
     if changed:
         print_table(miss_table(changed, ("simulated", "asked")))
     report_note(INTERVALS + (f", {flags.seeds} seeds" if flags.seeds > 1 else ""))
+    report_doubts(doubts)
     for note in notes_on(recording):
         report_note(note)
     report_provenance(provenance)

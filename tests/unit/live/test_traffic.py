@@ -175,6 +175,23 @@ def test_steps_take_what_their_driver_saw() -> None:
     assert cost.step_ns(StepShape.of(plan)) == pytest.approx(2_000_000, rel=0.02)
 
 
+def test_steps_are_told_beside_what_those_before_them_predicted() -> None:
+    """Four milliseconds each, of which one in the device; then twice eight at once."""
+    fit, now = StepFit(FittedCostModel.prior()), 0
+    seqs = (SeqStep(SeqId(0), 0, (1,) * 64, (BlockId(0),), SampleSpec(SamplingParams(), 64)),)
+    for number in range(MIN_SAMPLES + 10):
+        step = StepPlan(StepId(number), seqs)
+        fit.observe(Ns(now), StepFailed(StepId(-1), ""), (StartStep(step),))
+        now += 4_000_000 if number < MIN_SAMPLES + 8 else 8_000_000
+        fit.observe(Ns(now), StepDone(StepResult(step.step_id, (), Ns(1_000_000))), ())
+    times = fit.cost().times
+    assert times.num_steps == 10
+    assert times.took_ns == 8 * 4_000_000 + 2 * 8_000_000
+    assert times.late_ns == 8 * 3_000_000 + 2 * 7_000_000
+    assert times.predicted_ns == pytest.approx(10 * 4_000_000, rel=0.01)
+    assert times.error_ns == pytest.approx(2 * 4_000_000, rel=0.05)
+
+
 def test_the_mean_of_steps_of_which_some_are_held_up_is_kept() -> None:
     """One step in five takes ten times as long as the others."""
     fit, now = StepFit(FittedCostModel.prior()), 0

@@ -66,6 +66,25 @@ class FitError(msgspec.Struct, frozen=True, kw_only=True):
     max: float
 
 
+class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """Recorded steps beside what was predicted of each by those before it."""
+
+    num_steps: int = 0
+    took_ns: int = 0  # all together, as their driver saw them
+    predicted_ns: int = 0
+    error_ns: int = 0  # by how much predictions were off, without sign
+    late_ns: int = 0  # of what they took, outside the device: the driver was late
+
+    def __add__(self, other: "StepTimes") -> "StepTimes":
+        return StepTimes(
+            num_steps=self.num_steps + other.num_steps,
+            took_ns=self.took_ns + other.took_ns,
+            predicted_ns=self.predicted_ns + other.predicted_ns,
+            error_ns=self.error_ns + other.error_ns,
+            late_ns=self.late_ns + other.late_ns,
+        )
+
+
 class FittedCostModel(msgspec.Struct, frozen=True, kw_only=True):
     """The CostModel of one worker. Frozen: a log that carries it replays to the same plans."""
 
@@ -78,6 +97,7 @@ class FittedCostModel(msgspec.Struct, frozen=True, kw_only=True):
     links: dict[str, Link] = {}
     num_samples: int = 0  # recorded steps behind it; 0 = nothing was measured
     largest: StepShape | None = None  # of these, each figure by itself
+    times: StepTimes = StepTimes()  # how well such a fit knew the next steps, where that is kept
 
     def __post_init__(self) -> None:
         costs = (*self.knot_ns, self.seq_ns, self.logit_row_ns)

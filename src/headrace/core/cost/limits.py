@@ -38,6 +38,9 @@ def fault_of_worker(spec: WorkerSpec, config: WorkerConfig, cost: FittedCostMode
 
 
 def fault_of_cost(cost: FittedCostModel) -> str:
+    for name, number in msgspec.structs.asdict(cost.times).items():
+        if fault := outside(name, number, 0, sys.maxsize):
+            return fault
     part_ns = (cost.knot_ns[-1], cost.seq_ns, cost.logit_row_ns, cost.attention_pair_ns)
     return outside("ns of a step", max(*part_ns, cost.kv_token_ns), 0, MAX_STEP_NS) or next(
         (fault for link in cost.links.values() if (fault := fault_of_link(link))), ""
