@@ -27,10 +27,13 @@ TESTS = Path(__file__).parents[1]
 WAYS = ("memory", "tcp", "tcp by a slow hash", "nixl")
 
 
-def mover(way: str, num_blocks: int = BLOCKS, block_bytes: int = BYTES) -> PoolMover:
+def mover(
+    way: str, num_blocks: int = BLOCKS, block_bytes: int = BYTES, *, most_s: float = 10.0
+) -> PoolMover:
     pool = SharedPool(num_blocks, block_bytes)
     nixl = NixlAgent(pool, "lo") if way == "nixl" else None
-    return PoolMover(pool, host="" if way == "memory" else HOST, secret=SECRET, nixl=nixl)
+    host = "" if way == "memory" else HOST
+    return PoolMover(pool, host=host, secret=SECRET, nixl=nixl, most_s=most_s)
 
 
 def place(way: str, lender: PoolMover) -> str:

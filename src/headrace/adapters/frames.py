@@ -104,7 +104,7 @@ class FrameReader:
     def receive(self, tag: bytes, fd: int, view: memoryview, patience_ms: int) -> bool:
         """Fill the view from a socket and check it, with other threads going on until it is whole.
         False, with nothing taken, where this processor cannot. TransferError as above, EOFError
-        where the stream ends, OSError where nothing comes within `patience_ms` or the stream broke.
+        where the stream ends, OSError where not all comes within `patience_ms` or the stream broke.
         """
         right = self._tags.next_received(fd, view, patience_ms)
         if right is not None:

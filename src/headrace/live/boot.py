@@ -23,7 +23,7 @@ from headrace.core.base.worker import Role
 from headrace.core.config.ledger import ByteLedger, KvPlan
 from headrace.core.config.resolve import MachineFacts, Resolution, resolve
 from headrace.core.config.resolve import ModelFacts as ModelSizes
-from headrace.core.config.schema import Config, DeviceConfig, ModelConfig, SchedulerConfig
+from headrace.core.config.schema import Config, DeviceConfig, KvConfig, ModelConfig, SchedulerConfig
 from headrace.core.config.units import format_bytes
 from headrace.core.cost.fitted import FittedCostModel
 from headrace.core.workload.recording import Begin, ModelFacts, PoolFacts
@@ -183,9 +183,7 @@ def _booted(
     mover = None
     # Another executor keeps its KV elsewhere, if it has any.
     if executor is None and worker and config.device.backend == "native" and _HAS_SHARED:
-        pool = SharedPool(kv.num_blocks, kv.block_bytes)
-        agent = _make_nixl(pool, config.kv.nixl, worker.kv_host)
-        mover = PoolMover(pool, host=worker.kv_host, secret=worker.secret, nixl=agent)
+        mover = _make_mover(config.kv, SharedPool(kv.num_blocks, kv.block_bytes), worker)
     if executor is None:
         executor = _make_executor(config, loaded, backend, kv, mover)
     # The first request may be refused, so times must be known before it comes. The budget learns
@@ -214,6 +212,16 @@ def _booted(
         engine=engine,
         text_engine=text_engine,
         step_fit=step_fit,
+    )
+
+
+def _make_mover(config: KvConfig, pool: SharedPool, worker: AsWorker) -> PoolMover:
+    return PoolMover(
+        pool,
+        host=worker.kv_host,
+        secret=worker.secret,
+        nixl=_make_nixl(pool, config.nixl, worker.kv_host),
+        most_s=config.lease_s,  # after which the lender may have let go of the blocks
     )
 
 

@@ -56,6 +56,7 @@ def test_a_borrower_can_close_while_a_lender_takes_its_time(
 ) -> None:
     """Be it in the greeting, in a header or in a block: each byte comes soon, and all never."""
     monkeypatch.setattr("headrace.adapters.movers.tcp.PATIENCE_S", 1.0)
+    monkeypatch.setattr("headrace.adapters.movers.lane.STALL_S", 60.0)
     done: queue.SimpleQueue[CopyDone] = queue.SimpleQueue()
     names = tuple(name(at % 3) for at in range(200))
     ours = PoolMover(SharedPool(BLOCKS, BYTES), secret=SECRET)

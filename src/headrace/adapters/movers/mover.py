@@ -4,15 +4,15 @@ Decides which of a source's addresses to use; refuses to know which blocks are w
 """
 
 import logging
-import queue
 import threading
 from collections.abc import Sequence
-from typing import Protocol
+from functools import partial
 
+from headrace.adapters.movers.lane import ENDING, Lane, Source, StalledCopy
 from headrace.adapters.movers.nixl import NixlAgent, NixlServer, NixlSource
 from headrace.adapters.movers.pool import SharedPool, SharedSource, is_alive, is_here
 from headrace.adapters.movers.port import OnCopyDone
-from headrace.adapters.movers.tcp import BlockServer, BrokenCopy, TcpSource
+from headrace.adapters.movers.tcp import BlockServer, TcpSource
 from headrace.core.base.errors import TransferError
 from headrace.core.base.events import BlockRemoved, BlockStored, CopyDone, StartCopy
 from headrace.core.base.types import BlockId
@@ -22,22 +22,11 @@ _log = logging.getLogger(__name__)
 BETWEEN = "|"  # addresses of one place
 
 
-class Source(Protocol):
-    def copy(
-        self, names: Sequence[bytes], pool: SharedPool, block_ids: Sequence[BlockId]
-    ) -> int: ...
-
-    def stop(self) -> None:
-        """A copy that is under way ends soon, and no other begins. From any thread."""
-        ...
-
-    def close(self) -> None: ...
-
-
 class PoolMover:
-    """Copies run one after another on a thread of its own. With a `host` and a `secret`, workers of
-    other machines may copy from here, and this one from them, also through NIXL where both have an
-    agent. OSError where that host cannot be listened at.
+    """Copies from one place run one after another, and beside those from other places. None takes
+    longer than `most_s`. With a `host` and a `secret`, workers of other machines may copy from
+    here, and this one from them, also through NIXL where both have an agent. OSError where that
+    host cannot be listened at.
     """
 
     def __init__(
@@ -47,22 +36,22 @@ class PoolMover:
         host: str = "",
         secret: bytes = b"",
         nixl: NixlAgent | None = None,
+        most_s: float = 10.0,
     ) -> None:
         self.pool = pool
         self._secret = secret
         self._nixl = nixl
+        self._most_s = most_s
         self._servers: list[BlockServer] = []
         if host:
             self._servers.append(BlockServer(pool, host, secret))
             if nixl is not None:
                 self._servers.append(NixlServer(nixl, host, secret))
-        self._block_of: dict[bytes, BlockId] = {}
-        self._inbox: queue.SimpleQueue[tuple[StartCopy, OnCopyDone] | None] = queue.SimpleQueue()
-        self._sources: dict[str, Source] = {}
+        self._block_of = dict[bytes, BlockId]()
+        self._lanes: dict[str, Lane] = {}  # by place
+        self._ended: list[Lane] = []  # that may still be about to
         self._is_closed = False
-        self._lock = threading.Lock()  # over the sources, and whether copies may begin
-        self._thread = threading.Thread(target=self._run, name="headrace-mover", daemon=True)
-        self._thread.start()
+        self._lock = threading.Lock()  # over the lanes, and whether copies may begin
 
     @property
     def address(self) -> str:
@@ -77,67 +66,62 @@ class PoolMover:
                 self.pool.forget_block(self._block_of.pop(change.name))
 
     def start(self, copy: StartCopy, on_done: OnCopyDone) -> None:
-        self._inbox.put((copy, on_done))
+        with self._lock:
+            if not self._is_closed:
+                self._lane(copy.source).start(copy, on_done)
+                return
+        on_done(CopyDone(copy.copy_id, 0, ENDING))
 
     def close(self) -> None:
         """Waits for no copy, but for a lender that is just being called: so long as its patience.
         Idempotent.
         """
-        if not self._is_closed:
-            with self._lock:
-                self._is_closed = True
-                for source in self._sources.values():
-                    source.stop()
-            for server in self._servers:
-                server.close()
-            self._inbox.put(None)
-            self._thread.join()
-            for source in self._sources.values():
-                source.close()
-            if self._nixl is not None:
-                self._nixl.close()
-            self.pool.close()
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            lanes = [*self._lanes.values(), *self._ended]
+        for lane in lanes:
+            lane.stop()
+            lane.end()
+        for server in self._servers:
+            server.close()
+        for lane in lanes:
+            lane.join()
+        if self._nixl is not None:
+            self._nixl.close()
+        self.pool.close()
 
-    def _run(self) -> None:
-        while (work := self._inbox.get()) is not None:
-            copy, on_done = work
-            num_blocks, error = 0, "the worker is ending"
-            try:
-                if not self._is_closed:
-                    num_blocks = self._copy(copy)
-                    is_whole = num_blocks == len(copy.names)
-                    error = "" if is_whole else "the source no longer has it"
-            except Exception as fault:
-                if isinstance(fault, BrokenCopy):
-                    num_blocks = fault.num_blocks
-                error = str(fault)
-                _log.warning("KV from another worker is computed here instead: %s", fault)
-            on_done(CopyDone(copy.copy_id, num_blocks, error))
+    def _lane(self, place: str) -> Lane:
+        lane = self._lanes.get(place)
+        if lane is None:
+            self._leave_dead()
+            lane = self._lanes[place] = Lane(
+                self.pool,
+                partial(self._open, place),
+                most_s=self._most_s,
+                may_end=partial(self._may_end, place),
+            )
+        return lane
 
-    def _copy(self, copy: StartCopy) -> int:
-        source = self._sources.get(copy.source)
-        if source is None:
-            source = self._open(copy.source)
-            with self._lock:
-                self._sources[copy.source] = source
-                if self._is_closed:
-                    source.stop()
-        try:
-            return source.copy(copy.names, self.pool, copy.block_ids)
-        except TransferError:
-            self._drop(copy.source)
-            raise
+    def _leave_dead(self) -> None:
+        """Mappings of pools whose owners are gone hold their memory."""
+        self._ended = [lane for lane in self._ended if lane.is_alive]
+        for place in [one for one in self._lanes if is_here(one) and not is_alive(one)]:
+            lane = self._lanes.pop(place)
+            lane.end()
+            self._ended.append(lane)
 
-    def _drop(self, place: str) -> None:
-        with self._lock:  # so that nobody stops what is closed
-            source = self._sources.pop(place)
-        source.close()
+    def _may_end(self, place: str, lane: Lane) -> bool:
+        with self._lock:
+            if self._is_closed or not lane.is_empty:
+                return False
+            if self._lanes.get(place) is lane:
+                self._ended.append(self._lanes.pop(place))
+            return True
 
     def _open(self, place: str) -> Source:
         """The nearest way to it."""
-        # Mappings of pools whose owners are gone hold their memory: let go of these.
-        for other in [one for one in self._sources if is_here(one) and not is_alive(one)]:
-            self._drop(other)
         addresses = place.split(BETWEEN)
         if is_here(place) or len(addresses) == 1:
             return SharedSource(addresses[0], self.pool.block_bytes)
@@ -145,7 +129,7 @@ class PoolMover:
             try:
                 return NixlSource(addresses[2], self._nixl, self._secret)
             except TransferError as fault:
-                if self._is_closed:
-                    raise
+                if self._is_closed or isinstance(fault, StalledCopy):
+                    raise  # it would not answer over TCP either
                 _log.warning("KV comes over TCP instead: %s", fault)
         return TcpSource(addresses[1], self.pool.block_bytes, self._secret)

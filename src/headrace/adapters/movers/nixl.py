@@ -11,6 +11,7 @@ Decides where bytes that arrive late can do no harm; refuses to choose a network
 import ctypes
 import fcntl
 import logging
+import math
 import mmap
 import os
 import socket
@@ -25,15 +26,16 @@ from importlib.machinery import ExtensionFileLoader
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+from headrace.adapters.movers import lane
+from headrace.adapters.movers.lane import BrokenCopy, StalledCopy
 from headrace.adapters.movers.pool import SharedPool
 from headrace.adapters.movers.tcp import (
     MAX_NAMES,
-    PATIENCE_S,
     BlockServer,
     BlockStream,
-    BrokenCopy,
+    late_copy,
     open_stream,
 )
 from headrace.core.base.errors import TransferError
@@ -81,6 +83,13 @@ def bindings() -> ModuleType:
     raise NixlMissing("NIXL is not installed")
 
 
+class _Staging(NamedTuple):
+    """Memory that one lender's blocks are read into."""
+
+    memory: mmap.mmap
+    registered: Any
+
+
 class NixlAgent:
     """This process's end of NIXL: a pool that others read, and memory to read theirs into."""
 
@@ -92,7 +101,8 @@ class NixlAgent:
         self._nixl: Any = bindings()
         self._lock = threading.Lock()  # over what follows
         self._is_closed = self._is_stopping = False
-        self._stuck: list[tuple[int, mmap.mmap]] = []
+        self._stagings: dict[str, _Staging] = {}  # by who is read from
+        self._stuck: list[tuple[Any, _Staging]] = []  # reads that may still write
         self._num_bytes = pool.file.offset + pool.num_blocks * pool.block_bytes
         self._memory = mmap.mmap(pool.file.fd, self._num_bytes)
         nixl = self._nixl
@@ -103,8 +113,7 @@ class NixlAgent:
             config = nixl.nixlAgentConfig(True, False, 0, nixl.NIXL_THREAD_SYNC_STRICT)
             self._agent = nixl.nixlAgent(f"headrace-{time.monotonic_ns()}-{id(self)}", config)
             self._backend = self._agent.createBackend("UCX", {})
-            self._registered = [self._register(self._memory)]
-            self._new_staging()
+            self._registered = self._register(self._memory)
         except Exception as error:
             raise NixlMissing(f"NIXL does not work over {device!r}: {error}") from error
 
@@ -127,22 +136,32 @@ class NixlAgent:
 
     def forget(self, name: str) -> None:
         with self._lock:
+            staging = self._stagings.pop(name, None)
             if not self._is_closed:
                 try:
+                    if staging is not None:
+                        self._let_go(staging)
                     self._agent.invalidateRemoteMD(name)
                 except Exception as error:
                     _log.debug("NIXL does not let go of %s: %s", name, error)
 
-    def read(self, name: str, addresses: Sequence[int], block_ids: Sequence[BlockId]) -> None:
-        """Blocks out of another agent's memory into these. They come into memory of their own
-        first, since nobody can call back a read that is late. TransferError where they do not come.
+    def read(
+        self,
+        name: str,
+        addresses: Sequence[int],
+        block_ids: Sequence[BlockId],
+        until_s: float = math.inf,
+    ) -> None:
+        """Blocks out of another agent's memory into these, by one thread for each name. They come
+        into memory of their own first, since nobody can call back a read that is late.
+        TransferError where they do not come, StalledCopy where nothing does.
         """
         size = self.pool.block_bytes
         at_once = max(1, STAGING_BYTES // size)
         for first in range(0, len(addresses), at_once):
-            part = addresses[first : first + at_once]
-            self._read_staged(name, part)
-            with memoryview(self._staging) as staged:
+            staging = self._staging(name)
+            self._read_staged(name, staging, addresses[first : first + at_once], until_s)
+            with memoryview(staging.memory) as staged:
                 for place, block_id in enumerate(block_ids[first : first + at_once]):
                     with staged[place * size : (place + 1) * size] as block:
                         self.pool.write(block_id, block)
@@ -157,16 +176,20 @@ class NixlAgent:
             if self._is_closed:
                 return
             self._is_closed = True
-            for registered in self._registered:
-                self._agent.deregisterMem(registered, [self._backend])
+            stuck = [staging for _, staging in self._stuck]
+            for staging in (*self._stagings.values(), *stuck):
+                self._agent.deregisterMem(staging.registered, [self._backend])
+            self._agent.deregisterMem(self._registered, [self._backend])
             del self._agent
             self._memory.close()
-            if not self._stuck:
-                self._staging.close()
+            for staging in self._stagings.values():
+                staging.memory.close()
 
-    def _read_staged(self, name: str, addresses: Sequence[int]) -> None:
+    def _read_staged(
+        self, name: str, staging: "_Staging", addresses: Sequence[int], until_s: float
+    ) -> None:
         nixl, size = self._nixl, self.pool.block_bytes
-        start = _address(self._staging)
+        start = _address(staging.memory)
         ours = [(start + place * size, size, 0) for place in range(len(addresses))]
         theirs = [(address, size, 0) for address in addresses]
         try:
@@ -180,34 +203,59 @@ class NixlAgent:
             )
         except Exception as error:  # nothing is on its way
             raise TransferError(f"NIXL cannot read: {error}") from error
+        began_s = time.monotonic()
+        end_s = min(began_s + lane.STALL_S, until_s)
         try:
             status = self._agent.postXferReq(request, "")
-            until_s = time.monotonic() + PATIENCE_S
-            while self._waits(status) and time.monotonic() < until_s:
+            while self._waits(status) and time.monotonic() < end_s:
                 time.sleep(POLL_S)
                 status = self._agent.getXferStatus(request)
         except Exception as error:
-            self._leave_staging(request)
+            self._leave_staging(name, request)
             raise TransferError(f"NIXL cannot read: {error}") from error
         if status != nixl.NIXL_SUCCESS:
-            self._leave_staging(request)
-            why = "the worker is ending" if self._is_stopping else f"not within {PATIENCE_S:g} s"
-            raise TransferError(f"NIXL has not read: {why}")
+            self._leave_staging(name, request)
+            if self._is_stopping:
+                raise TransferError("NIXL has not read: the worker is ending")
+            if status == nixl.NIXL_IN_PROG:
+                raise late_copy(0, began_s, began_s, until_s)
+            raise TransferError("NIXL has not read: the lender is gone")
         self._agent.releaseXferReq(request)
 
     def _waits(self, status: object) -> bool:
         return bool(status == self._nixl.NIXL_IN_PROG) and not self._is_stopping
 
-    def _leave_staging(self, request: int) -> None:
-        """Late bytes may still come to where they were to come."""
-        if len(self._stuck) >= MAX_STUCK:
-            raise TransferError(f"NIXL has left {MAX_STUCK} reads undone, and gets no more")
-        self._stuck.append((request, self._staging))
-        self._new_staging()
+    def _leave_staging(self, name: str, request: Any) -> None:
+        """Late bytes may still come to where they were to come, until the read is at an end."""
+        with self._lock:
+            self._stuck = [one for one in self._stuck if not self._is_unstuck(*one)]
+            self._stuck.append((request, self._stagings.pop(name)))
 
-    def _new_staging(self) -> None:
-        self._staging = mmap.mmap(-1, max(STAGING_BYTES, self.pool.block_bytes))
-        self._registered.append(self._register(self._staging))
+    def _is_unstuck(self, request: Any, staging: "_Staging") -> bool:
+        try:
+            if self._agent.getXferStatus(request) != self._nixl.NIXL_SUCCESS:
+                return False
+        except Exception:  # it has failed; whether all of it has ended is not said
+            return False
+        self._agent.releaseXferReq(request)
+        self._let_go(staging)
+        return True
+
+    def _staging(self, name: str) -> "_Staging":
+        with self._lock:
+            staging = self._stagings.get(name)
+            if staging is None:
+                if len(self._stuck) >= MAX_STUCK:
+                    self._stuck = [one for one in self._stuck if not self._is_unstuck(*one)]
+                if len(self._stuck) >= MAX_STUCK:
+                    raise TransferError(f"NIXL has left {MAX_STUCK} reads undone, and gets no more")
+                memory = mmap.mmap(-1, max(STAGING_BYTES, self.pool.block_bytes))
+                staging = self._stagings[name] = _Staging(memory, self._register(memory))
+            return staging
+
+    def _let_go(self, staging: "_Staging") -> None:
+        self._agent.deregisterMem(staging.registered, [self._backend])
+        staging.memory.close()
 
     def _register(self, memory: mmap.mmap) -> Any:
         nixl = self._nixl
@@ -250,7 +298,9 @@ class NixlSource:
             self._line.send(b"")
             description = self._line.receive(MAX_METADATA_BYTES)
             self._name, self._start, self._num_blocks = agent.meet(description)
-            self._line.take_time()
+        except TimeoutError as error:
+            self._line.socket.close()
+            raise StalledCopy(0, f"{address!r} does not answer") from error
         except (EOFError, OSError) as error:
             self._line.socket.close()
             raise TransferError(f"{address!r} does not answer") from error
@@ -258,16 +308,26 @@ class NixlSource:
             self._line.socket.close()
             raise
 
-    def copy(self, names: Sequence[bytes], pool: SharedPool, block_ids: Sequence[BlockId]) -> int:
-        """How many blocks have come, from the first one on. TransferError where that broke: it is
-        of no more use.
-        """
+    def copy(
+        self,
+        names: Sequence[bytes],
+        pool: SharedPool,
+        block_ids: Sequence[BlockId],
+        until_s: float = math.inf,
+    ) -> int:
+        """As Source.copy. Each answer has STALL_S, and so has what is read at once."""
         size = pool.block_bytes
+        asked_s = time.monotonic()
         try:
-            where = self._where(names)
+            where = self._where(names, until_s)
             addresses = [self._start + index * size for index in where]
-            self._agent.read(self._name, addresses, block_ids[: len(where)])
-            after = self._where(names[: len(where)]) if where else []
+            self._agent.read(self._name, addresses, block_ids[: len(where)], until_s)
+            asked_s = time.monotonic()
+            after = self._where(names[: len(where)], until_s) if where else []
+        except TimeoutError as error:
+            raise late_copy(0, asked_s, asked_s, until_s) from error
+        except BrokenCopy:
+            raise
         except (EOFError, OSError, TransferError) as error:
             raise BrokenCopy(0, str(error) or "the lender is gone") from error
         pairs = zip(where, after, strict=False)
@@ -284,8 +344,9 @@ class NixlSource:
         self._line.socket.close()
         self._agent.forget(self._name)
 
-    def _where(self, names: Sequence[bytes]) -> list[int]:
+    def _where(self, names: Sequence[bytes], until_s: float) -> list[int]:
         """In which of the lender's blocks the first of these lie."""
+        self._line.until_s = min(time.monotonic() + lane.STALL_S, until_s)
         self._line.send(b"".join(names))
         answer = self._line.receive(MAX_NAMES * _INDEX.size)
         if len(answer) % _INDEX.size:

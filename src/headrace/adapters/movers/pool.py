@@ -7,6 +7,7 @@ never takes a block for what it was, or is going to be, whatever the owner does 
 however long the copier sleeps.
 """
 
+import math
 import mmap
 import os
 from collections.abc import Sequence
@@ -106,8 +107,16 @@ class SharedSource:
         except OSError as error:
             raise TransferError(f"{address!r} cannot be read: {error.strerror}") from error
 
-    def copy(self, names: Sequence[bytes], pool: SharedPool, block_ids: Sequence[BlockId]) -> int:
-        """How many blocks have come, from the first one on."""
+    def copy(
+        self,
+        names: Sequence[bytes],
+        pool: SharedPool,
+        block_ids: Sequence[BlockId],
+        until_s: float = math.inf,
+    ) -> int:
+        """How many blocks have come, from the first one on. It waits for nobody, so the time that
+        it has is not asked for.
+        """
         for count, (name, block_id) in enumerate(zip(names, block_ids, strict=True)):
             index = _find(self._memory, name, self._num_blocks)
             if index is None or self._is_stopped:

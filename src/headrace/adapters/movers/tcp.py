@@ -6,6 +6,7 @@ blocks alike (`adapters/frames.py`).
 """
 
 import logging
+import math
 import socket
 import threading
 import time
@@ -16,6 +17,8 @@ from typing import Final
 from headrace.adapters.frames import HEADER_BYTES, FrameReader, FrameWriter, direction_key
 from headrace.adapters.handshake import GREETING_BYTES, greeting, stream_secret
 from headrace.adapters.liveness import notice_death
+from headrace.adapters.movers import lane
+from headrace.adapters.movers.lane import BrokenCopy, StalledCopy
 from headrace.adapters.movers.pool import SharedPool
 from headrace.core.base.errors import TransferError
 from headrace.core.base.types import BlockId
@@ -25,7 +28,8 @@ _log = logging.getLogger(__name__)
 
 TO_LENDER, FROM_LENDER = "to lender", "from lender"  # directions of frames
 MAX_NAMES: Final = 1 << 16  # of one request
-PATIENCE_S: Final = 5.0  # for the next bytes, and for all that comes before any proof
+# Of a lender: for the next bytes, and for all before any proof. Whoever borrows has STALL_S.
+PATIENCE_S: Final = 5.0
 MOMENT_S: Final = 0.001  # a socket with a timeout of 0 would not wait, which is another error
 PART_BYTES: Final = 1 << 18  # that a core's cache keeps from their coming until they are checked
 MORE: Final = getattr(socket, "MSG_MORE", 0)  # of send(2): the next bytes follow at once
@@ -34,8 +38,8 @@ RETRY_S: Final = 0.1
 
 
 class BlockStream:
-    """Framed messages over a connected socket, one after another; waits at most PATIENCE_S, and
-    from the begin to `until_s` in all, where that is given and not taken back.
+    """Framed messages over a connected socket, one after another; waits at most PATIENCE_S for
+    anything, or until `until_s`, while that is given.
     """
 
     def __init__(
@@ -87,6 +91,7 @@ class BlockStream:
         return True
 
     def _pass_on(self, header: bytes, payload: bytes | memoryview) -> None:
+        self._keep_to_time()
         # One segment where it fits: a header that comes alone wakes whoever waits for the rest.
         self.socket.sendall(header, MORE if payload else 0)
         self.socket.sendall(payload)
@@ -110,7 +115,7 @@ class BlockStream:
         if length and length != len(view):
             raise TransferError(f"a block of {length} bytes has come")
         with view[:length] as message:
-            patience_ms = round(PATIENCE_S * 1000)
+            patience_ms = math.ceil(self._patience_s * 1000)
             if not self._reader.receive(tag, self.socket.fileno(), message, patience_ms):
                 self._reader.check_parts(tag, self._parts(view, length))
         return length > 0
@@ -135,7 +140,13 @@ class BlockStream:
 
     def _keep_to_time(self) -> None:
         if self.until_s is not None:
-            self.socket.settimeout(max(MOMENT_S, self.until_s - time.monotonic()))
+            self.socket.settimeout(self._patience_s)
+
+    @property
+    def _patience_s(self) -> float:
+        if self.until_s is None:
+            return PATIENCE_S
+        return max(MOMENT_S, self.until_s - time.monotonic())
 
 
 def fill(stream: socket.socket, view: memoryview, before: Callable[[], None] | None = None) -> None:
@@ -250,20 +261,29 @@ class TcpSource:
     def __init__(self, address: str, block_bytes: int, secret: bytes) -> None:
         """As `open_stream`."""
         self._line = open_stream(address, BlockServer.kind, block_bytes, secret)
-        self._line.take_time()
 
-    def copy(self, names: Sequence[bytes], pool: SharedPool, block_ids: Sequence[BlockId]) -> int:
-        """How many blocks have come, from the first one on. TransferError where the stream broke:
-        it is of no more use.
-        """
+    def copy(
+        self,
+        names: Sequence[bytes],
+        pool: SharedPool,
+        block_ids: Sequence[BlockId],
+        until_s: float = math.inf,
+    ) -> int:
+        """As Source.copy. Each block has STALL_S, from the one before it on."""
         count = 0
+        began_s = block_s = time.monotonic()
         try:
+            self._line.until_s = min(block_s + lane.STALL_S, until_s)
             self._line.send(b"".join(names))
             while count < len(names):
                 with pool.view(block_ids[count]) as block:
                     if not self._line.receive_into(block):
                         break
                 count += 1
+                block_s = time.monotonic()
+                self._line.until_s = min(block_s + lane.STALL_S, until_s)
+        except TimeoutError as error:
+            raise late_copy(count, began_s, block_s, until_s) from error
         except (EOFError, OSError, TransferError) as error:
             raise BrokenCopy(count, str(error) or "the lender is gone") from error
         return count
@@ -275,22 +295,37 @@ class TcpSource:
         self._line.socket.close()
 
 
+def late_copy(count: int, began_s: float, block_s: float, until_s: float) -> BrokenCopy:
+    """Of so many blocks, of which the last came at `block_s`."""
+    now_s = time.monotonic()
+    if now_s >= until_s:
+        return BrokenCopy(count, f"it takes too long, {count} blocks in {now_s - began_s:.2f} s")
+    return StalledCopy(count, f"no block has come for {now_s - block_s:.3f} s")
+
+
 def open_stream(address: str, kind: str, block_bytes: int, secret: bytes) -> BlockStream:
-    """To a lender of this kind, which has PATIENCE_S from here on until `take_time`. TransferError
-    where there is no such pool, or its blocks are of another size.
+    """To a lender of this kind, which has STALL_S from here on, also for what is asked then, until
+    another time is set. TransferError where there is no such pool, or its blocks are of another
+    size; StalledCopy where nothing comes.
     """
-    until_s = time.monotonic() + PATIENCE_S
+    began_s = time.monotonic()
+    until_s = began_s + lane.STALL_S
     try:
         its_kind, size, port, host = address.split(":", 3)
         if its_kind != kind or int(size) != block_bytes:
             raise TransferError(f"{address!r} is not a pool of blocks of {block_bytes} bytes")
-        stream = socket.create_connection((host, int(port)), timeout=PATIENCE_S)
+        stream = socket.create_connection((host, int(port)), timeout=lane.STALL_S)
     except ValueError:
         raise TransferError(f"{address!r} is no address of a pool") from None
+    except TimeoutError as error:
+        raise _silent(address, began_s) from error
     except OSError as error:
         raise TransferError(f"{address!r} cannot be reached: {error}") from error
     try:
         return BlockStream(stream, secret, TO_LENDER, FROM_LENDER, until_s=until_s)
+    except TimeoutError as error:
+        stream.close()
+        raise _silent(address, began_s) from error
     except (EOFError, OSError) as error:
         stream.close()
         raise TransferError(f"{address!r} does not answer") from error
@@ -299,12 +334,9 @@ def open_stream(address: str, kind: str, block_bytes: int, secret: bytes) -> Blo
         raise
 
 
-class BrokenCopy(TransferError):
-    """A copy that ended early; what came before is right."""
-
-    def __init__(self, num_blocks: int, message: str) -> None:
-        super().__init__(message)
-        self.num_blocks = num_blocks
+def _silent(address: str, began_s: float) -> StalledCopy:
+    silence_s = time.monotonic() - began_s
+    return StalledCopy(0, f"{address!r} does not answer: nothing has come for {silence_s:.3f} s")
 
 
 def _family(host: str) -> socket.AddressFamily:

@@ -90,20 +90,27 @@ def test_what_comes_is_hashed_and_stays_in_its_place(
     sending.join()
 
 
-def test_bytes_that_come_one_by_one_are_waited_for(
-    pair: tuple[socket.socket, socket.socket],
+@pytest.mark.parametrize(("patience_ms", "is_whole"), [(PATIENCE_MS, True), (150, False)])
+def test_bytes_that_come_one_by_one_are_waited_for_so_long_in_all(
+    pair: tuple[socket.socket, socket.socket], patience_ms: int, is_whole: bool
 ) -> None:
-    """Each within the patience, all of them beyond it, and always too few to be worth waking."""
+    """Always too few to be worth waking."""
     near, far = pair
+    is_over = threading.Event()
 
     def trickle() -> None:
         for letter in b"a few":
-            time.sleep(0.06)
+            is_over.wait(0.06)
             far.send(bytes([letter]))
 
     sending = threading.Thread(target=trickle)
     sending.start()
-    assert ghash().receive(near.fileno(), bytearray(5), 200) == right(b"a few")
+    if is_whole:
+        assert ghash().receive(near.fileno(), bytearray(5), patience_ms) == right(b"a few")
+    else:
+        with pytest.raises(TimeoutError):
+            ghash().receive(near.fileno(), bytearray(500), patience_ms)
+    is_over.set()
     sending.join()
 
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 
 #if defined(__unix__) || defined(__APPLE__)
 #include <poll.h>
@@ -14,6 +15,8 @@ namespace headrace {
 
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
 // What is received at a time and what the kernel had it in are both in a core's second cache. Whole blocks of GHASH.
 constexpr size_t kPart = size_t{1} << 17;
 
@@ -23,22 +26,20 @@ void wake_at(int fd, size_t bytes) {
   setsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, &least, sizeof least);  // a refusal only costs speed
 }
 
-Arrival fill(int fd, std::byte* into, size_t bytes, int patience_ms) {
-  bool was_late = false;
+Arrival fill(int fd, std::byte* into, size_t bytes, Clock::time_point until) {
   while (bytes > 0) {
     const ssize_t count = recv(fd, into, bytes, MSG_DONTWAIT);
     if (count == 0) return Arrival::ended;
     if (count > 0) {
       into += count;
       bytes -= static_cast<size_t>(count);
-      was_late = false;
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
-      if (was_late) return Arrival::late;  // else fewer may have come than wake anybody
+      // Asked after each look, since fewer may have come than wake anybody.
+      const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()).count();
+      if (left <= 0) return Arrival::late;
       wake_at(fd, bytes);
       pollfd waits{fd, POLLIN, 0};
-      const int ready = poll(&waits, 1, patience_ms);
-      if (ready < 0 && errno != EINTR) return Arrival::broken;
-      was_late = ready == 0;
+      if (poll(&waits, 1, static_cast<int>(left)) < 0 && errno != EINTR) return Arrival::broken;
     } else if (errno != EINTR) {
       return Arrival::broken;
     }
@@ -51,9 +52,10 @@ Arrival fill(int fd, std::byte* into, size_t bytes, int patience_ms) {
 Arrival receive(int fd, std::byte* into, size_t bytes, int patience_ms, const Ghash& ghash, GhashBlock& sum) {
   sum = {};
   Arrival arrival = Arrival::whole;
+  const auto until = Clock::now() + std::chrono::milliseconds(patience_ms);
   for (size_t at = 0; at < bytes && arrival == Arrival::whole; at += kPart) {
     const size_t part = std::min(kPart, bytes - at);
-    arrival = fill(fd, into + at, part, patience_ms);
+    arrival = fill(fd, into + at, part, until);
     if (arrival == Arrival::whole) ghash.add(sum, into + at, part);
   }
   const int error = errno;

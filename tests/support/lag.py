@@ -1,0 +1,39 @@
+"""How late a machine wakes whoever sleeps, for limits that hold where it has too much to do."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+NAP_S = 0.005
+FEW = 20  # waits, one after another, in anything that is measured
+
+
+@dataclass
+class Lag:
+    worst_s: float = 0.0
+
+    @property
+    def forgiven_s(self) -> float:
+        """What may be later than it should be, by the machine's fault."""
+        return FEW * self.worst_s
+
+
+@contextmanager
+def measured_lag() -> Iterator[Lag]:
+    lag, is_over = Lag(), threading.Event()
+
+    def nap() -> None:
+        while not is_over.is_set():
+            begin_s = time.monotonic()
+            time.sleep(NAP_S)
+            lag.worst_s = max(lag.worst_s, time.monotonic() - begin_s - NAP_S)
+
+    thread = threading.Thread(target=nap)
+    thread.start()
+    try:
+        yield lag
+    finally:
+        is_over.set()
+        thread.join()
