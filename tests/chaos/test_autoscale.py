@@ -24,10 +24,11 @@ from headrace.core.autoscaler.events import (
     Reason,
     ReplicaDown,
     ReplicaUp,
+    RoleSwitched,
     Scale,
     SwitchRole,
 )
-from headrace.core.base.errors import ConfigError
+from headrace.core.base.errors import ConfigError, RequestError
 from headrace.core.base.events import CallAt
 from headrace.core.base.types import NS_PER_MS, Ns, WorkerId
 from headrace.core.base.worker import Role
@@ -190,7 +191,6 @@ def test_a_worker_that_is_drained_ends_its_streams_first(
         ]
 
 
-@pytest.mark.slow
 def test_a_worker_changes_its_role_under_streams(
     config: Config, scaler: Obedient, asked: list[GenerateRequest], wanted: list[Answer]
 ) -> None:
@@ -208,7 +208,10 @@ def test_a_worker_changes_its_role_under_streams(
             scaler.effects = [SwitchRole(victim, Role.DECODE, Role.PREFILL, REASON)]
 
         assert answers(cluster.text_engine, asked, strike=switch) == wanted
-        wait_until(lambda: ReplicaUp(Role.PREFILL, victim) in scaler.events)
+        switched = RoleSwitched(victim, Role.DECODE, Role.PREFILL)
+        wait_until(lambda: switched in scaler.events)
+        assert not any(isinstance(one, ReplicaDown) for one in scaler.events)
+        assert [one.num_starts for one in cluster.engine.workers()] == [1, 1, 1]
         assert cluster.engine.stats().num_migrations == 0
         ready = {one.role: one.num_ready for one in cluster.engine.pools()}
         assert ready == {Role.PREFILL: 2, Role.DECODE: 1}
@@ -219,6 +222,21 @@ def test_a_worker_changes_its_role_under_streams(
             for role in (Role.PREFILL, Role.DECODE)
         }
         assert arrived == dict.fromkeys(arrived, 2 * len(asked))
+
+
+def test_an_operator_moves_workers_between_pools_that_there_are(
+    config: Config, scaler: Obedient, asked: list[GenerateRequest], wanted: list[Answer]
+) -> None:
+    apart = ClusterConfig(prefill=1, decode=2, handoff="always", restart_delay_s=0)
+    with running(replace(config, cluster=apart, scheduler=SEVERAL)) as cluster:
+        wait_until(lambda: len(cluster.engine.pools()) == 2)
+        with pytest.raises(RequestError, match="no pool of mixed workers"):
+            cluster.engine.set_role("d0", Role.MIXED).result(10.0)
+        cluster.engine.set_role("d0", Role.PREFILL).result(10.0)
+        wait_until(lambda: any(isinstance(one, RoleSwitched) for one in scaler.events))
+        ready = {one.role: one.num_ready for one in cluster.engine.pools()}
+        assert ready == {Role.PREFILL: 2, Role.DECODE: 1}
+        assert answers(cluster.text_engine, asked) == wanted
 
 
 def test_without_an_autoscaler_everything_stays_as_it_is(

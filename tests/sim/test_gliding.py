@@ -14,7 +14,7 @@ from headrace.core.base.types import NS_PER_S, Ns, SeqId, WorkerId
 from headrace.core.config.cluster import ClusterConfig
 from headrace.core.cost.fitted import FittedCostModel
 from headrace.core.router.events import WorkerKv, WorkerStats
-from headrace.core.router.front import Forward, FrontEffect, FrontEvent
+from headrace.core.router.front_events import Forward, FrontEffect, FrontEvent
 from headrace.core.telemetry import RequestRecord, TimeParts
 from headrace.core.workload.arrivals import Arrivals
 from headrace.core.workload.profiles import WorkloadProfile

@@ -18,6 +18,7 @@ from headrace.core.autoscaler.events import (
     ReplicaDown,
     ReplicaLoad,
     ReplicaUp,
+    RoleSwitched,
     Scale,
     SwitchRole,
     Tick,
@@ -81,6 +82,11 @@ class Rig:
                 members.remove(replica_id)
         self.tell(ReplicaDown(role, replica_id))
 
+    def switch(self, replica_id: WorkerId, from_role: Role, to_role: Role) -> None:
+        self.up[from_role].remove(replica_id)
+        self.up[to_role].append(replica_id)
+        self.tell(RoleSwitched(replica_id, from_role, to_role))
+
     def tell(self, event: AutoscalerEvent) -> list[AutoscalerEffect]:
         effects = self.core.handle(Ns(round(self.now_s * NS_PER_S)), event)
         told: list[AutoscalerEffect] = [
@@ -100,14 +106,12 @@ class Rig:
                     self.starting.append((self.now_s + self.start_s, role))
                 for _ in range(len(self.up[role]) + pending - num):
                     self.starting.remove(next(one for one in self.starting if one[1] is role))
-            case Drain(role, replica_id) | SwitchRole(replica_id, role):
+            case SwitchRole(replica_id, from_role, to_role):
+                self.switch(replica_id, from_role, to_role)
+            case Drain(role, replica_id):
                 self.up[role].remove(replica_id)
                 self.draining[role].append(replica_id)
-                if isinstance(effect, SwitchRole):
-                    self.go(role, replica_id)
-                    self.up[effect.to_role].append(replica_id)
-                    self.tell(ReplicaUp(effect.to_role, replica_id))
-                elif not self.lingers:
+                if not self.lingers:
                     self.go(role, replica_id)
 
     def pass_time(self, seconds: float, *, told: bool = True, **figures: Any) -> None:

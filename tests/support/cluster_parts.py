@@ -35,7 +35,8 @@ from headrace.core.engine.build import build_worker
 from headrace.core.engine.scope import Scope, Word
 from headrace.core.router.core import RouterCore
 from headrace.core.router.events import Resync, WorkerKv, WorkerKvSnapshot
-from headrace.core.router.front import FrontCore, FrontEvent, WorkerSaid
+from headrace.core.router.front import FrontCore
+from headrace.core.router.front_events import FrontEvent, WorkerSaid
 from support.fake_device import FakeDevice, LinearCost
 
 

@@ -26,8 +26,9 @@ from headrace.core.config.cluster import ClusterConfig
 from headrace.core.config.schema import RouterConfig, SchedulerConfig, WorkerConfig
 from headrace.core.cost.fitted import FittedCostModel
 from headrace.core.router.core import RouterCore
-from headrace.core.router.events import Resync, WorkerDown, WorkersStarting, WorkerUp
-from headrace.core.router.front import Forward, FrontCore, FrontEvent
+from headrace.core.router.events import Resync, WorkerDown, WorkerRole, WorkersStarting, WorkerUp
+from headrace.core.router.front import FrontCore
+from headrace.core.router.front_events import Forward, FrontEvent
 from headrace.core.router.index import NUM_SHARDS
 from support.cluster_parts import Front, Gone, Line, Worker
 from support.fake_device import VOCAB, expected_output
@@ -165,6 +166,12 @@ class ClusterWorld:
         self.workers.append(worker)
         for front in self.fronts:
             self._connect(worker, front)
+
+    def set_role(self, worker: Worker, role: Role) -> None:
+        """It tells all front ends, after what it has said to them before."""
+        worker.role = role
+        for line in worker.lines:
+            line.to_front.append(WorkerRole(line.worker_id, role))
 
     def lose_worker(self, worker: Worker) -> None:
         """What it has said and nobody has heard is lost with it."""

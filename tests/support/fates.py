@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from headrace.core.base.events import Arrive, Emit, Finish, Reject
 from headrace.core.base.types import Ns, SeqId, WorkerId
 from headrace.core.router.events import WorkerUp
-from headrace.core.router.front import Forward, FrontEffect, FrontEvent
+from headrace.core.router.front_events import Forward, FrontEffect, FrontEvent
 from headrace.sim.cluster import Cluster, ClusterReport, simulate_cluster
 
 

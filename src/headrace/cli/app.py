@@ -200,6 +200,21 @@ def top(
 
 
 @app.command
+def role(
+    worker: Annotated[str, Parameter(help="its name, as `headrace top` shows it")],
+    kind: Annotated[str, Parameter(name="ROLE", help="mixed, prefill or decode")],
+    url: Annotated[str, Parameter(help="address of a server")] = "http://127.0.0.1:8000",
+    /,
+    *,
+    json: Json = False,
+) -> int:
+    """Let a worker of a running server be for something else, while it runs."""
+    from headrace.cli.role import role as command
+
+    return command(worker, kind, url, as_json=json)
+
+
+@app.command
 def doctor(model: Model = None, *, json: Json = False, flags: AllFlags = None) -> int:
     """Say what fits this machine and what looks wrong; exit code 1 if something cannot work."""
     from headrace.cli.doctor import doctor as command

@@ -45,7 +45,7 @@ class Reading:
 
 def read(url: str) -> Reading:
     """ConfigError where there is no headrace at that address."""
-    if not _is_http(url):
+    if not is_http(url):
         raise ConfigError(f"{url!r} is no http address", hint="for instance http://127.0.0.1:8000")
     page = url.rstrip("/").removesuffix("/v1") + "/metrics"
     try:
@@ -70,7 +70,7 @@ def read(url: str) -> Reading:
     return Reading(time.monotonic(), samples)
 
 
-def _is_http(url: str) -> bool:
+def is_http(url: str) -> bool:
     try:
         parts = urlsplit(url)
         return parts.scheme in ("http", "https") and parts.port != 0
@@ -131,6 +131,7 @@ def _workers(now: Reading) -> list[dict[str, Any]]:
         {
             "name": name,
             "is_up": bool(now.value("headrace_worker_up", worker=name)),
+            "role": _label(now, "headrace_worker_role", "role", worker=name),
             "phase": _label(now, "headrace_worker_phase", "phase", worker=name),
             "num_losses": _sum(now, "headrace_worker_losses_total", worker=name),
             "last_loss": _label(now, "headrace_worker_last_loss", "cause", worker=name),
@@ -191,12 +192,16 @@ def facts(shown: dict[str, Any]) -> dict[str, dict[str, str]]:
     }
     for worker in shown["workers"]:
         groups.setdefault("workers", {})[worker["name"]] = (
-            f"{worker['phase'] or ('up' if worker['is_up'] else 'down')},"
+            f"{_role(worker)}{worker['phase'] or ('up' if worker['is_up'] else 'down')},"
             f" started {worker['num_starts']} x{_losses(worker)},"
             f" {worker['num_running_seqs']} running, {worker['num_waiting_seqs']} waiting,"
             f" KV {worker['kv_usage_ratio']:.0%}"
         )
     return groups
+
+
+def _role(worker: dict[str, Any]) -> str:
+    return f"{worker['role']}, " if worker["role"] else ""
 
 
 def _losses(worker: dict[str, Any]) -> str:

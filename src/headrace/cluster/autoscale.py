@@ -11,6 +11,7 @@ from typing import Final
 
 from headrace.cluster.crew import Crew
 from headrace.cluster.fleet import Slot
+from headrace.cluster.roles import SetWorkerRole
 from headrace.cluster.windows import PoolWindows
 from headrace.cluster.wire import Ready
 from headrace.core.autoscaler.capacity import Replica
@@ -26,10 +27,12 @@ from headrace.core.autoscaler.events import (
     ReplicaLoad,
     ReplicaUp,
     RequestWaiting,
+    RoleSwitched,
     Scale,
     SwitchRole,
     Tick,
 )
+from headrace.core.base.errors import RequestError
 from headrace.core.base.events import Arrive, CallAt, EngineEffect, EngineEvent, Timer
 from headrace.core.base.machine import Machine
 from headrace.core.base.request import SeqSpec, Slo
@@ -63,7 +66,7 @@ def _replica(ready: Ready) -> Replica:
 
 class Autoscaling:
     """`scaler` is made when the first workers are ready: what one can do is known by then. A
-    replica is a worker under its id; whoever takes its place in another role has the same one.
+    replica is a worker under its id, which it keeps where its role changes.
     """
 
     def __init__(self, crew: Crew, core: FrontCore, scaler: MakeScaler, slo: Slo) -> None:
@@ -116,6 +119,23 @@ class Autoscaling:
     def pools(self) -> list[PoolStatus]:
         return [self._pool(role) for role in self._roles]
 
+    def allows(self, wish: SetWorkerRole) -> bool:
+        """An operator may move workers between pools that there are; where there is none of that
+        role, `wish` hears of it.
+        """
+        if not self._roles or wish.role in self._roles:
+            return True
+        kinds = " and ".join(role.value for role in self._roles)
+        wish.done.set_exception(
+            RequestError(
+                f"the autoscaler has no pool of {wish.role.value} workers",
+                status_hint=409,
+                code="conflict",
+                hint=f"it looks after {kinds} workers",
+            )
+        )
+        return False
+
     def _pool(self, role: Role) -> PoolStatus:
         slots = [slot for slot in self._crew.fleet if slot.role is role]
         reason = self._reasons.get(role)
@@ -164,14 +184,17 @@ class Autoscaling:
             self._carry_out(effect)
 
     def _tell_who_serves(self) -> None:
-        up = {_id(slot): slot.role for slot in self._crew.fleet if slot.is_ready}
+        up = {slot.worker_id: slot.role for slot in self._crew.fleet if slot.worker_id is not None}
         if up == self._up:
             return
         before, self._up = self._up, up
-        for replica_id, role in sorted(before.items() - up.items()):
-            self._tell(ReplicaDown(role, replica_id))
+        for replica_id in sorted(before.keys() - up.keys()):
+            self._tell(ReplicaDown(before[replica_id], replica_id))
         for replica_id, role in sorted(up.items() - before.items()):
-            self._tell(ReplicaUp(role, replica_id))
+            if replica_id in before:
+                self._tell(RoleSwitched(replica_id, before[replica_id], role))
+            else:
+                self._tell(ReplicaUp(role, replica_id))
 
     def _tell_who_waits(self) -> None:
         """Whoever arrives may want a prompt computed by a pool that is asleep."""
@@ -206,16 +229,16 @@ class Autoscaling:
             num_waiting=Counter(self._waiting_for())[role],
             num_starting=pool.num_starting,
             num_draining=sum(
-                slot.leaving is not None and slot.leaving.back_as is None for slot in slots
+                slot.leaving is not None and not slot.leaving.comes_back for slot in slots
             ),
         )
 
     def _load(self, slot: Slot, worker_id: WorkerId) -> ReplicaLoad:
         queue_ms = self._core.due_ns(self._now, worker_id) / NS_PER_MS
         if slot.stats is None or slot.ready is None:
-            return ReplicaLoad(replica_id=_id(slot), queue_ms=queue_ms)
+            return ReplicaLoad(replica_id=worker_id, queue_ms=queue_ms)
         return ReplicaLoad(
-            replica_id=_id(slot),
+            replica_id=worker_id,
             queue_ms=queue_ms,
             num_running=slot.stats.num_running,
             num_kv_tokens=slot.stats.num_kv_tokens,
@@ -234,7 +257,7 @@ class Autoscaling:
             case Drain(_, replica_id):
                 self._crew.leave(self._slot(replica_id))
             case SwitchRole(replica_id, from_role, to_role, reason):
-                self._crew.leave(self._slot(replica_id), back_as=to_role)
+                self._crew.roles.begin(self._slot(replica_id), to_role)
                 self._note(from_role, len(self._staying(from_role)), reason)
                 self._note(to_role, len(self._staying(to_role)), reason)
 
@@ -257,14 +280,10 @@ class Autoscaling:
         return [
             slot
             for slot in self._crew.fleet
-            if (slot.role if slot.leaving is None else slot.leaving.back_as) is role
+            if slot.next_role is role and (slot.leaving is None or slot.leaving.comes_back)
         ]
 
     def _slot(self, replica_id: WorkerId) -> Slot:
-        return next(slot for slot in self._crew.fleet if slot.is_ready and _id(slot) == replica_id)
-
-
-def _id(slot: Slot) -> WorkerId:
-    replica_id = slot.worker_id if slot.switched_from is None else slot.switched_from
-    assert replica_id is not None
-    return replica_id
+        slot = self._crew.fleet.of_worker(replica_id)
+        assert slot is not None
+        return slot

@@ -4,17 +4,21 @@ Decides when a worker is lost; refuses to know what that means to a request. Bel
 """
 
 import logging
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Final
+
+import msgspec
 
 from headrace.cluster import wire
 from headrace.cluster.audit import Audit, Audits
 from headrace.cluster.canary import Canaries
 from headrace.cluster.door import Door, Guest
+from headrace.cluster.endings import LAST_BREATH_S, Endings
 from headrace.cluster.fleet import Cause, Fleet, Slot
 from headrace.cluster.process import WorkerProcess
+from headrace.cluster.roles import RoleChanges
+from headrace.cluster.snapshots import Snapshots
 from headrace.cluster.switchboard import Speaker, Switchboard
 from headrace.core.base.errors import ConfigError, TransferError
 from headrace.core.base.types import NS_PER_S, Ns, WorkerId
@@ -24,12 +28,12 @@ from headrace.core.router.events import (
     WorkerDown,
     WorkerDrain,
     WorkerKv,
-    WorkerKvSnapshot,
     WorkerLoad,
+    WorkerRole,
     WorkersStarting,
     WorkerStats,
 )
-from headrace.core.router.front import FrontEvent, WorkerSaid
+from headrace.core.router.front_events import FrontEvent, WorkerSaid
 from headrace.core.telemetry import RequestRecord
 
 _log = logging.getLogger(__name__)
@@ -37,9 +41,6 @@ _log = logging.getLogger(__name__)
 Progress = Callable[[str, int, int], None]
 OnRecord = Callable[[RequestRecord], None]
 
-EXIT_TIMEOUT_S: Final = 10.0  # for workers to end by themselves
-LAST_BREATH_S: Final = 1.0  # from the end of what a process says to its own
-REAP_NS: Final = Ns(NS_PER_S // 10)  # between two looks at processes that end
 ENDED: Final = "its process has ended"
 
 
@@ -75,11 +76,12 @@ class Crew:
         self._now = Ns(0)
         self._to_lose: dict[WorkerProcess, tuple[Slot, Cause, str]] = {}  # lives, and why
         self._drained: list[Slot] = []
-        self._dying: dict[WorkerProcess, Ns] = {}  # that were told to end, and when they are killed
+        self._endings = Endings()
         self._num_starting = 0  # as was told
         self._audits = Audits()
         self.canaries = Canaries(fleet.config, self._send)
-        self._parts: dict[WorkerId, list[bytes]] = {}  # names, of snapshots that are not whole yet
+        self.roles = RoleChanges(fleet, self._send)
+        self._snapshots = Snapshots()
         self.on_record: OnRecord = lambda record: None
 
     @property
@@ -161,7 +163,7 @@ class Crew:
             self._door.close_late()
         self._renew()
         self.switchboard.follow(self._now, self.fleet, self._door)
-        self._reap()
+        self._endings.turn(self._now)
         if self._num_starting != self.fleet.num_starting:
             self._num_starting = self.fleet.num_starting
             self._handle(WorkersStarting(self._num_starting))
@@ -184,7 +186,7 @@ class Crew:
         times = (
             self.fleet.next_ns(),
             self.canaries.next_ns(),
-            Ns(self._now + REAP_NS) if self._dying else None,
+            self._endings.next_ns(self._now),
             Ns(self._renewed_ns + self._renew_ns) if self._has_remote else None,
             self._door.rests_until(self._now) if self._door is not None else None,
         )
@@ -203,32 +205,21 @@ class Crew:
         for slot in asked:
             self._send(slot, wire.Audit(audit_id))
 
-    def leave(
-        self, slot: Slot, *, back_as: Role | None = None, within_ns: Ns | None = None
-    ) -> None:
+    def leave(self, slot: Slot, *, comes_back: bool = False, within_ns: Ns | None = None) -> None:
         """Nothing goes there any more. When nothing is in flight there its process ends, and
-        another one begins in the role that is given; what then still is, goes on elsewhere.
+        another one begins where it is to come back; what then still is, goes on elsewhere.
         """
         _log.info("worker %s is drained", slot.name)
         drain_ns = self._drain_ns if within_ns is None else min(self._drain_ns, within_ns)
-        self.fleet.leave(slot, Ns(self._now + drain_ns), back_as)
+        self.fleet.leave(slot, Ns(self._now + drain_ns), comes_back=comes_back)
         if slot.worker_id is not None:
             self._handle(WorkerDrain(slot.worker_id))
 
     def end(self) -> None:
         """Let all processes end, and see to it that they do."""
-        processes = [slot.process for slot in self.fleet if slot.process is not None]
-        processes += self._dying
         if self._door is not None:
             self._door.close()
-        for process in processes:
-            process.close()
-        deadline_s = time.monotonic() + EXIT_TIMEOUT_S
-        for process in processes:
-            if not process.wait(max(0.0, deadline_s - time.monotonic())):
-                process.kill()
-        for process in processes:
-            process.wait(LAST_BREATH_S)
+        self._endings.end_all(slot.process for slot in self.fleet if slot.process is not None)
         self.switchboard.close()
 
     # ---- words
@@ -259,8 +250,10 @@ class Crew:
             case wire.Leave(within_s):
                 if slot.leaving is None:
                     # One that this front end has sent for is sent for again.
-                    back_as = None if slot.is_remote else slot.role
-                    self.leave(slot, back_as=back_as, within_ns=Ns(round(within_s * NS_PER_S)))
+                    within_ns = Ns(round(within_s * NS_PER_S))
+                    self.leave(slot, comes_back=not slot.is_remote, within_ns=within_ns)
+            case wire.RoleIs(role):
+                self._hear_role(slot, role)
             case wire.Hello():
                 raise TransferError("a worker says hello once")
             case _ if slot.worker_id is None:
@@ -275,17 +268,24 @@ class Crew:
             case wire.Snapshot():
                 self._hear_snapshot(slot, slot.worker_id, message)
 
+    def _hear_role(self, slot: Slot, role: Role) -> None:
+        """Whichever front end has asked for it. Who leaves gets nothing more, whatever it is for;
+        should it come back, it does as it was.
+        """
+        if slot.leaving is not None:
+            return
+        if role is not slot.role:
+            _log.info("worker %s is for %s from now on", slot.name, role)
+        self.fleet.set_role(slot, role)
+        if slot.worker_id is not None:
+            self._handle(WorkerRole(slot.worker_id, role))
+        self.roles.hear(slot)
+
     def _hear_snapshot(self, slot: Slot, worker_id: WorkerId, part: wire.Snapshot) -> None:
-        names = self._parts.pop(worker_id, [])
-        names += part.names
         assert slot.ready is not None
-        most = slot.ready.spec.num_blocks
-        if len(names) > most:
-            raise TransferError(f"a snapshot of more than the {most} blocks that there are")
-        if part.is_last:
-            self._handle(WorkerKvSnapshot(worker_id, part.kv_no, tuple(names)))
-        else:
-            self._parts[worker_id] = names
+        whole = self._snapshots.hear(worker_id, part, slot.ready.spec.num_blocks)
+        if whole is not None:
+            self._handle(whole)
 
     def _hear_turn(self, worker_id: WorkerId, turn: wire.Turn) -> None:
         for record in turn.records:
@@ -300,7 +300,9 @@ class Crew:
     def _welcome(self, slot: Slot, ready: wire.Ready) -> None:
         if misfit := self._misfit(ready):
             self._turn_away(slot, Cause.MISFIT, misfit)
-        elif not self.canaries.begin(self._now, slot, ready):
+            return
+        self.fleet.set_role(slot, ready.role)
+        if not self.canaries.begin(self._now, slot, ready):
             self._let_serve(slot, ready)
 
     def _misfit(self, ready: wire.Ready) -> str:
@@ -325,7 +327,8 @@ class Crew:
                 self._turn_away(slot, cause, reason)
 
     def _let_serve(self, slot: Slot, ready: wire.Ready) -> None:
-        self._handle(wire.up_of(self.fleet.is_up(slot, self._now, ready), slot.name, ready))
+        up = wire.up_of(self.fleet.is_up(slot, self._now, ready), slot.name, ready)
+        self._handle(msgspec.structs.replace(up, role=slot.role))  # as it has said since
         _log.info("worker %s is ready", slot.name)
         lives = [one.ready for one in self.fleet]
         if lives and not (None in lives or self.start.done()):
@@ -345,7 +348,7 @@ class Crew:
         if reason == ENDED and slot.process.wait(LAST_BREATH_S):
             reason = f"{reason}, with {slot.process.exit_status()}"
         worker_id = slot.worker_id
-        self._dying[slot.process] = self._now  # its parent has to ask for its end some time
+        self._endings.add(slot.process, self._now, 0.0)
         self.fleet.lose(slot, self._now, cause, reason)
         # What nobody could serve with, whoever waits for the start is told.
         if not (self.start.done() and self.start.exception()):
@@ -358,8 +361,9 @@ class Crew:
         self, slot: Slot, worker_id: WorkerId | None, reason: str, *, is_failure: bool
     ) -> None:
         self._audits.lose(slot.name)
+        self.roles.lose(slot)
         if worker_id is not None:
-            self._parts.pop(worker_id, None)
+            self._snapshots.lose(worker_id)
             self._handle(WorkerDown(worker_id, reason, is_failure))
 
     # ---- those that leave
@@ -384,15 +388,8 @@ class Crew:
             # What is still in flight goes on elsewhere, so it may not go on here.
             end = process.kill if is_late else process.close
             end()
-            self._dying[process] = Ns(self._now + round(EXIT_TIMEOUT_S * NS_PER_S))
+            self._endings.add(process, self._now)
         self.fleet.end(slot, self._now)
         _log.info("worker %s has ended", slot.name)
         reason = "it was asked to leave"
         self._is_down(slot, worker_id, reason, is_failure=False)
-
-    def _reap(self) -> None:
-        for process, kill_ns in list(self._dying.items()):
-            if process.exit_status() is not None:
-                del self._dying[process]
-            elif self._now >= kill_ns:
-                process.kill()

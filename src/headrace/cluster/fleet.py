@@ -63,7 +63,7 @@ class Leaving:
     """A worker is to end as soon as it has nothing in flight, and in time anyway."""
 
     until_ns: Ns
-    back_as: Role | None  # in which another takes its place; None = nobody does
+    comes_back: bool  # another one takes its place
 
 
 BY_CANARY: Final = (Cause.CANARY_WRONG, Cause.CANARY_FAILED, Cause.CANARY_LATE)
@@ -92,11 +92,16 @@ class Slot:
     losses: Counter[Cause] = field(default_factory=Counter)  # of all who had this name
     num_bad_canaries: int = 0  # lives that ended by one
     leaving: Leaving | None = None
-    switched_from: WorkerId | None = None  # the life in another role that this one continues
+    asked_role: Role | None = None  # what it is to be for, and has not said that it is
 
     @property
     def is_ready(self) -> bool:
         return self.worker_id is not None
+
+    @property
+    def next_role(self) -> Role:
+        """That it has as far as it is asked for, now or soon."""
+        return self.role if self.asked_role is None else self.asked_role
 
     @property
     def has_come(self) -> bool:
@@ -231,6 +236,16 @@ class Fleet:
         slot.ready, slot.ready_ns, slot.heard_ns = ready, now, now
         return slot.worker_id
 
+    def ask_role(self, slot: Slot, role: Role) -> None:
+        """It is asked to be for something else. Should it be lost before it says that it is, the
+        next life of it begins so.
+        """
+        slot.asked_role = role
+
+    def set_role(self, slot: Slot, role: Role) -> None:
+        """By its own word."""
+        slot.role, slot.asked_role = role, None
+
     def silent(self, now: Ns) -> list[Slot]:
         """Those that have said nothing for too long."""
         return [
@@ -262,9 +277,9 @@ class Fleet:
             return None
         return max(0.0, (slot.restart_ns - now) / NS_PER_S)
 
-    def leave(self, slot: Slot, until_ns: Ns, back_as: Role | None) -> None:
+    def leave(self, slot: Slot, until_ns: Ns, *, comes_back: bool) -> None:
         """It shall end, at the latest then."""
-        slot.leaving = Leaving(until_ns, back_as)
+        slot.leaving = Leaving(until_ns, comes_back)
 
     def end(self, slot: Slot, now: Ns) -> None:
         """It leaves by now: this life is over, and another one begins where one is to come back."""
@@ -276,17 +291,11 @@ class Fleet:
         if slot.stats is not None:
             for name in _COUNTS:
                 self._past[name] += getattr(slot.stats, name)
-        leaving, worker_id = slot.leaving, slot.worker_id
+        self.set_role(slot, slot.next_role)
+        leaving = slot.leaving
         slot.process = slot.worker_id = slot.stats = slot.leaving = None
-        if leaving is not None and leaving.back_as is slot.role:
-            return
-        if leaving is not None or slot.is_remote:
+        if slot.is_remote if leaving is None else not leaving.comes_back:
             self._remove(slot)
-        if leaving is not None and leaving.back_as is not None:
-            slot_after = self.grow(leaving.back_as)
-            slot_after.switched_from = (
-                worker_id if slot.switched_from is None else slot.switched_from
-            )
 
     def _remove(self, slot: Slot) -> None:
         self._slots = [other for other in self._slots if other is not slot]

@@ -20,6 +20,7 @@ from headrace.cluster.autoscale import Autoscaling, MakeScaler
 from headrace.cluster.crew import Crew, Progress
 from headrace.cluster.door import Door
 from headrace.cluster.fleet import Fleet
+from headrace.cluster.roles import SetWorkerRole
 from headrace.cluster.rolling import RollingRestart
 from headrace.cluster.states import worker_states
 from headrace.cluster.switchboard import Speaker
@@ -27,12 +28,14 @@ from headrace.core.base.errors import ConfigError, InvariantError
 from headrace.core.base.events import Arrive, CallAt, Cancel, EngineEffect
 from headrace.core.base.request import FinishReason, SeqSpec, Slo
 from headrace.core.base.types import NS_PER_S, Ns
+from headrace.core.base.worker import Role
 from headrace.core.config.cluster import ClusterConfig
 from headrace.core.engine.stats import EngineStats
 from headrace.core.router.core import RouterCore
 from headrace.core.router.decision import Decision
 from headrace.core.router.events import Resync
-from headrace.core.router.front import EndAll, Forward, FrontCore, FrontEvent
+from headrace.core.router.front import FrontCore
+from headrace.core.router.front_events import EndAll, Forward, FrontEvent
 from headrace.core.telemetry import ClusterTelemetry
 from headrace.core.workload.recording import PoolFacts
 from headrace.live.intake import Intake
@@ -52,7 +55,7 @@ class Restart:
     """All workers, one after another."""
 
 
-class ClusterEngine(Intake[Restart]):
+class ClusterEngine(Intake[Restart | SetWorkerRole]):
     """A running cluster. It owns its workers' processes and ends them. All public methods may be
     called from any thread.
     """
@@ -150,6 +153,12 @@ class ClusterEngine(Intake[Restart]):
         """
         self._post(Restart())
 
+    def set_role(self, worker: str, role: Role) -> Future[None]:
+        """As Engine.set_role."""
+        done: Future[None] = Future()
+        self._post(SetWorkerRole(worker, role, done))
+        return done
+
     def close(self) -> None:
         """End what lives, end the workers, join the thread. Idempotent."""
         self._end()
@@ -226,7 +235,7 @@ class ClusterEngine(Intake[Restart]):
 
     # ---- readers
 
-    def _receive(self, message: Asked | Restart) -> None:
+    def _receive(self, message: Asked | Restart | SetWorkerRole) -> None:
         match message:
             case Submit(seqs, sink):
                 self._submit(seqs, sink)
@@ -238,6 +247,9 @@ class ClusterEngine(Intake[Restart]):
                 self._check(done)
             case Restart():
                 self._rolling.begin()
+            case SetWorkerRole():
+                if self._autoscaling is None or self._autoscaling.allows(message):
+                    self._crew.roles.ask(message)
             case Drain(done):
                 self._is_refusing = True
                 self._drains.append(done)

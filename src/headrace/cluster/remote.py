@@ -16,6 +16,8 @@ from contextlib import closing, suppress
 from queue import SimpleQueue
 from typing import Final
 
+import msgspec
+
 from headrace.adapters.handshake import GREETING_BYTES, greeting, stream_secret
 from headrace.adapters.liveness import notice_death
 from headrace.cluster.shared import SharedEngine
@@ -184,9 +186,11 @@ class Link:
         while not self._leaving.has_begun:
             self._was_configured = False
             why, is_fault = "", False
+            role = self._engine.role or self._hello.role
+            hello = msgspec.structs.replace(self._hello, role=role)
             try:
                 meet_front(
-                    self._front, self._secret, self._hello, self._engine, self._leaving, self._note
+                    self._front, self._secret, hello, self._engine, self._leaving, self._note
                 )
             except ConfigError as error:
                 self._end(error)

@@ -39,7 +39,7 @@ class RollingRestart:
             slot = fleet.of_worker(self._lives.popleft())
             if slot is not None:
                 self._last = slot, slot.num_bad_canaries
-                self._crew.leave(slot, back_as=slot.role)
+                self._crew.leave(slot, comes_back=True)
 
     def _stop_unless_good(self, slot: Slot, num_bad_before: int) -> None:
         if slot.num_bad_canaries > num_bad_before:

@@ -25,7 +25,9 @@ from headrace.cluster.wire import (
     Loading,
     Ready,
     Renew,
+    RoleIs,
     SendSnapshot,
+    SetRole,
     Submit,
     ToWorker,
     snapshot_parts,
@@ -46,6 +48,7 @@ from headrace.core.base.events import (
 )
 from headrace.core.base.request import Slo
 from headrace.core.base.types import Ns
+from headrace.core.base.worker import Role
 from headrace.core.config.resolve import MachineFacts
 from headrace.core.config.schema import Config
 from headrace.core.telemetry import Counters, Telemetry
@@ -67,6 +70,7 @@ class Worker:
 
     def __init__(self, asked: Configure, booted: Booted) -> None:
         self.asked = asked
+        self.role = asked.role  # of the engine thread, as long as it lives
         self._booted = booted
         self._engine = booted.engine
         self._telemetry = Telemetry(Slo(), booted.engine.cost)
@@ -99,7 +103,7 @@ class Worker:
             config=replace(asked.config, **shared),
             kv=booted.kv,
             kv_address=booted.kv_address,
-            role=asked.role,
+            role=self.role,
             cost=booted.engine.cost,
             description=booted.loaded.description,
         )
@@ -134,6 +138,8 @@ class Worker:
                 session.tell_computed(message)
             case SendSnapshot():
                 self._engine.call_soon(lambda now: self._send_snapshot(session))
+            case SetRole(role):
+                self._engine.call_soon(lambda now: self._set_role(role))
             case Audit(audit_id):
                 threading.Thread(target=self._audit, args=(session, audit_id), daemon=True).start()
             case Canary():
@@ -155,6 +161,12 @@ class Worker:
         _tell(session, Audited(audit_id, fault))
 
     # ---- the engine's words, on the engine thread
+
+    def _set_role(self, role: Role) -> None:
+        """What it computes does not depend on it: front ends send something else from now on."""
+        self.role = role
+        for session in self._sessions:
+            _tell(session, RoleIs(role))
 
     def _observe(self, now: Ns, event: EngineEvent, effects: Sequence[EngineEffect]) -> None:
         if self._engine.failure is not None:
@@ -238,7 +250,14 @@ class SharedEngine:
         self._boot = boot
         self._lock = threading.Lock()  # over all that follows, also while an engine boots
         self._worker: Worker | None = None
+        self._last_role: Role | None = None  # of the engine before this one
         self._members: set[Member] = set()
+
+    @property
+    def role(self) -> Role | None:
+        """What the worker is for; None = what it began as."""
+        worker = self._worker
+        return self._last_role if worker is None else worker.role
 
     def enter(self, asked: Configure, line: WorkerLine, kv_host: str) -> Member:
         """The engine that a front end asks for, which it has until it leaves. ConfigError where
@@ -272,7 +291,7 @@ class SharedEngine:
             is_same = asked.config.telemetry == worker.asked.config.telemetry
             if self._members or (is_same and not difference):
                 return worker
-        self._worker = None
+        self._last_role, self._worker = worker.role, None
         worker.close()
         return None
 

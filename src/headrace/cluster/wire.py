@@ -37,7 +37,7 @@ from headrace.core.router.events import WorkerLoad, WorkerUp
 from headrace.core.telemetry.record import RequestRecord
 from headrace.models.load import ModelDescription
 
-PROTOCOL: Final = 5
+PROTOCOL: Final = 6
 MAX_CANARY_TOKENS: Final = 64
 MAX_PART_NAMES: Final = 1 << 18  # of a snapshot: 5 MB, behind which other words need not wait long
 WORKER_NAME: Final = r"\A[A-Za-z0-9._-]{1,64}\Z"  # it goes into headers, labels and logs
@@ -72,6 +72,12 @@ class SendSnapshot(msgspec.Struct, frozen=True, tag=True):
     """Tell all that the prefix cache holds."""
 
 
+class SetRole(msgspec.Struct, frozen=True, tag=True):
+    """Be for something else from now on, and say so to all front ends."""
+
+    role: Role
+
+
 class Renew(msgspec.Struct, frozen=True, tag=True):
     """The front end lives, whether or not there is something to do."""
 
@@ -98,6 +104,7 @@ ToWorker: TypeAlias = (
     | Expect
     | Computed
     | SendSnapshot
+    | SetRole
     | Renew
     | Audit
     | Canary
@@ -175,6 +182,12 @@ class Beat(msgspec.Struct, frozen=True, tag=True):
     cost: FittedCostModel | None = None  # what its steps take, now and then where that is recorded
 
 
+class RoleIs(msgspec.Struct, frozen=True, tag=True):
+    """What the worker is for, whoever has asked for that."""
+
+    role: Role
+
+
 class Snapshot(msgspec.Struct, frozen=True, tag=True):
     """All blocks that are cached, in parts that follow one another, since a frame is bounded; the
     next change has the number `kv_no`.
@@ -215,7 +228,18 @@ class Leave(msgspec.Struct, frozen=True, tag=True):
 
 
 FromWorker: TypeAlias = (
-    Hello | Loading | Ready | Unfit | Turn | Beat | Snapshot | Audited | Canaried | Failed | Leave
+    Hello
+    | Loading
+    | Ready
+    | Unfit
+    | Turn
+    | Beat
+    | RoleIs
+    | Snapshot
+    | Audited
+    | Canaried
+    | Failed
+    | Leave
 )
 
 

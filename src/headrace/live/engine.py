@@ -26,7 +26,7 @@ from typing import Final
 
 from headrace.adapters.executors.port import Executor
 from headrace.adapters.movers.port import Mover
-from headrace.core.base.errors import InvariantError
+from headrace.core.base.errors import InvariantError, RequestError
 from headrace.core.base.events import (
     Arrive,
     CallAt,
@@ -42,6 +42,7 @@ from headrace.core.base.events import (
 )
 from headrace.core.base.request import SeqSpec, Slo
 from headrace.core.base.types import NS_PER_S, Ns, SeqId
+from headrace.core.base.worker import Role
 from headrace.core.config.schema import WorkerConfig
 from headrace.core.cost.fitted import FittedCostModel
 from headrace.core.engine.build import build_worker
@@ -129,6 +130,12 @@ class LiveEngine(Intake[_Own]):
 
     def workers(self) -> Sequence[WorkerState]:
         return ()
+
+    def set_role(self, worker: str, role: Role) -> Future[None]:
+        done: Future[None] = Future()
+        error = RequestError("this server has no workers", status_hint=404, code="not_found")
+        done.set_exception(error)
+        return done
 
     def pools(self) -> Sequence[PoolStatus]:
         return ()

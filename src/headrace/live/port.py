@@ -1,6 +1,7 @@
 """Engine: what serves sequences, wherever they run. Everything that answers people stands on it."""
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -8,6 +9,7 @@ from typing import Protocol
 from headrace.core.base.events import EngineEffect, EngineEvent
 from headrace.core.base.request import FinishReason, SeqSpec, Slo
 from headrace.core.base.types import Ns, SeqId
+from headrace.core.base.worker import Role
 from headrace.core.engine.stats import EngineStats
 from headrace.core.router.decision import Decision
 from headrace.core.telemetry import RequestRecord
@@ -89,6 +91,13 @@ class Engine(Protocol):
 
     def workers(self) -> Sequence[WorkerState]:
         """The processes behind it; none where it is in this one."""
+        ...
+
+    def set_role(self, worker: str, role: Role) -> Future[None]:
+        """Let this process be for something else from now on, without an end of anything. The
+        future hears RequestError where that cannot be, OverloadError where the worker was lost over
+        it, or may hear nothing where the worker does not answer.
+        """
         ...
 
     def pools(self) -> Sequence[PoolStatus]:

@@ -19,7 +19,12 @@ from headrace.core.base.errors import HeadraceError
 from headrace.core.config.schema import ServerConfig
 from headrace.core.config.telemetry import TelemetryConfig
 from headrace.live.traffic import TrafficRecorder
-from headrace.server.admin import check_is_local, decision_response, workers_response
+from headrace.server.admin import (
+    change_role,
+    check_is_local,
+    decision_response,
+    workers_response,
+)
 from headrace.server.endpoints import ChatEndpoint, CompletionEndpoint
 from headrace.server.errors import JSON, ClientGone, failure_of
 from headrace.server.exchange import CLIENT_GONE, Exchange
@@ -119,6 +124,7 @@ def _routes(service: Service) -> list[Route]:
         get("/v1/models/{id:path}", partial(_model, service)),
         get("/admin/decisions/{id}", partial(_decision, service)),
         get("/admin/workers", partial(_workers, service)),
+        Route("/admin/workers/{id}/role", partial(_change_role, service), methods=["POST"]),
         get("/health", partial(_health, service)),
         get("/ready", partial(_ready, service)),
         get("/metrics", partial(_metrics, service)),
@@ -147,6 +153,11 @@ def _decision(service: Service, request: Request) -> Response:
 def _workers(service: Service, request: Request) -> Response:
     check_is_local(request)
     return workers_response(service.enter().text_engine.engine.workers())
+
+
+async def _change_role(service: Service, request: Request) -> Response:
+    check_is_local(request)
+    return await change_role(request, service.enter().text_engine.engine)
 
 
 def _health(service: Service, request: Request) -> Response:

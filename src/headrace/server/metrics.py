@@ -320,6 +320,9 @@ def _workers(workers: Sequence[WorkerState]) -> Iterable[Metric]:
     phase = GaugeMetricFamily(
         "headrace_worker_phase", "1, with what it is about", labels=["worker", "phase"]
     )
+    role = GaugeMetricFamily(
+        "headrace_worker_role", "1, with what it is for", labels=["worker", "role"]
+    )
     states = {
         name: GaugeMetricFamily(f"headrace_worker_{name}", help, labels=["worker"])
         for name, help in (
@@ -332,6 +335,7 @@ def _workers(workers: Sequence[WorkerState]) -> Iterable[Metric]:
         up.add_metric([worker.name], worker.is_ready)
         starts.add_metric([worker.name], worker.num_starts)
         phase.add_metric([worker.name, worker.phase.value], 1)
+        role.add_metric([worker.name, worker.role], 1)
         for cause, num_losses in worker.losses.items():
             losses.add_metric([worker.name, cause], num_losses)
         if worker.cause:
@@ -341,7 +345,7 @@ def _workers(workers: Sequence[WorkerState]) -> Iterable[Metric]:
             states["waiting_seqs"].add_metric([worker.name], stats.num_waiting)
             in_use = stats.num_pinned_blocks / stats.num_blocks if stats.num_blocks else 0.0
             states["kv_usage_ratio"].add_metric([worker.name], in_use)
-    return (up, starts, phase, losses, last_loss, *states.values())
+    return (up, starts, phase, role, losses, last_loss, *states.values())
 
 
 def _pools(pools: Sequence[PoolStatus]) -> Iterable[Metric]:

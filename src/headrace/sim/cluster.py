@@ -23,7 +23,8 @@ from headrace.core.cost.fitted import Link
 from headrace.core.engine.stats import EngineStats
 from headrace.core.router.core import RouterCore
 from headrace.core.router.events import Resync, WorkerDown, WorkerKv
-from headrace.core.router.front import Forward, FrontCore, FrontEffect, FrontEvent
+from headrace.core.router.front import FrontCore
+from headrace.core.router.front_events import Forward, FrontEffect, FrontEvent
 from headrace.core.router.stats import RouterStats
 from headrace.core.telemetry import ClusterTelemetry, RequestRecord
 from headrace.core.telemetry.runs import emit_run

@@ -47,7 +47,7 @@ from headrace.core.router.events import (
     WorkerUp,
 )
 from headrace.core.router.flight import Word
-from headrace.core.router.front import FrontEvent, WorkerSaid
+from headrace.core.router.front_events import FrontEvent, WorkerSaid
 from headrace.core.telemetry import RequestRecord, Telemetry
 from headrace.sim.cores import SharedCores
 from headrace.sim.engine import SimEngine, TokenTimes, Told

@@ -238,7 +238,7 @@ def test_those_that_leave_are_not_asked() -> None:
     yard = Yard(1)
     yard.serves(0)
     yard.asked.clear()
-    yard.fleet.leave(yard.slot(0), Ns(10**15), None)
+    yard.fleet.leave(yard.slot(0), Ns(10**15), comes_back=False)
     assert yard.canaries.next_ns() is None
     yard.wait(10 * EVERY_S)
     assert yard.asked == []

@@ -28,12 +28,13 @@ from headrace.cluster.wire import (
     up_of,
 )
 from headrace.core.base.types import NS_PER_S, Ns, WorkerId
+from headrace.core.base.worker import Role
 from headrace.core.config.cluster import ClusterConfig
 from headrace.core.config.ledger import ByteLedger, KvPlan
 from headrace.core.config.schema import Config, DeviceConfig
 from headrace.core.cost.fitted import FittedCostModel
-from headrace.core.router.events import WorkerKvSnapshot, WorkerUp
-from headrace.core.router.front import FrontEvent
+from headrace.core.router.events import WorkerKvSnapshot, WorkerRole, WorkerUp
+from headrace.core.router.front_events import FrontEvent
 from headrace.models.load import ModelDescription
 from support.routing import spec
 from unit.cluster.test_fleet import FakeProcess
@@ -63,6 +64,7 @@ class Rig:
         self.now_s = 100.0
         self.num_up = 0
         self.snapshots: list[WorkerKvSnapshot] = []
+        self.roles: list[WorkerUp | WorkerRole] = []
         self.fleet = Fleet(
             ClusterConfig(silence_timeout_s=4.0, canary=canary, workers=workers),
             lambda slot: Configure(config=Config()),
@@ -75,9 +77,9 @@ class Rig:
         # Nobody has a socket here.
         self.crew.switchboard.follow = lambda now, slots, door: None  # type: ignore[method-assign]
 
-    def come(self) -> tuple[Slot, Voice]:
+    def come(self, role: Role = Role.MIXED) -> tuple[Slot, Voice]:
         voice = Voice()
-        return self.fleet.add_remote(self.now, voice, Hello(name="box")), voice
+        return self.fleet.add_remote(self.now, voice, Hello(name="box", role=role)), voice
 
     def answer(self, slot: Slot, *tokens: int) -> None:
         """To the canary that it has got last."""
@@ -104,6 +106,8 @@ class Rig:
 
     def _hear(self, event: FrontEvent) -> None:
         self.num_up += isinstance(event, WorkerUp)
+        if isinstance(event, WorkerUp | WorkerRole):
+            self.roles.append(event)
         if isinstance(event, WorkerKvSnapshot):
             self.snapshots.append(event)
 
@@ -126,9 +130,11 @@ def wary() -> Iterator[Rig]:
 
 def ready(**fields: Any) -> Ready:
     protocol = fields.pop("protocol", PROTOCOL)
+    role = fields.pop("role", Role.MIXED)
     return Ready(
         protocol=protocol,
         pid=1,
+        role=role,
         spec=spec(**fields),
         config=Config(),
         kv=KvPlan(

@@ -68,9 +68,9 @@ def named(fleet: Fleet, name: str) -> Slot:
     return next(slot for slot in fleet if slot.name == name)
 
 
-def let_go(fleet: Fleet, name: str, back_as: Role | None = None) -> None:
+def let_go(fleet: Fleet, name: str, *, comes_back: bool = False) -> None:
     slot = named(fleet, name)
-    fleet.leave(slot, NOW, back_as)
+    fleet.leave(slot, NOW, comes_back=comes_back)
     fleet.end(slot, NOW)
 
 
@@ -146,30 +146,42 @@ def test_a_fleet_whose_workers_all_have_new_names_does_not_grow() -> None:
 def test_who_comes_back_keeps_the_slot_and_has_another_life() -> None:
     fleet = fleet_of(workers=2)
     bring_up(fleet)
-    let_go(fleet, "w0", Role.MIXED)
+    let_go(fleet, "w0", comes_back=True)
     slot = named(fleet, "w0")
     assert (slot.is_ready, slot.leaving) == (False, None)
     bring_up(fleet)
     assert (slot.worker_id, slot.num_starts) == (WorkerId(2), 2)
 
 
-def test_who_switches_has_another_name_and_says_whom_it_continues() -> None:
+def test_who_has_another_role_keeps_the_slot_the_name_and_the_role() -> None:
     fleet = fleet_of(prefill=2, decode=1)
     bring_up(fleet)
-    let_go(fleet, "p0", Role.DECODE)  # of the life 0
-    assert names(fleet) == ["p1", "d0", "d1"]
+    slot = named(fleet, "p0")
+    fleet.set_role(slot, Role.DECODE)
+    assert slot.worker_id == WorkerId(0)
+    fleet.lose(slot, NOW, Cause.ENDED, "struck")
+    assert named(fleet, "p0").role is Role.DECODE
+    let_go(fleet, "p1", comes_back=True)
+    assert [one.role for one in fleet] == [Role.DECODE, Role.PREFILL, Role.DECODE]
+
+
+def test_who_is_lost_before_it_says_so_begins_in_the_role_that_it_was_asked_for() -> None:
+    fleet = fleet_of(prefill=1, decode=1)
     bring_up(fleet)
-    let_go(fleet, "d1", Role.PREFILL)  # and back again
-    assert named(fleet, "p0").switched_from == WorkerId(0)
+    slot = named(fleet, "p0")
+    fleet.ask_role(slot, Role.DECODE)
+    assert (slot.role, slot.next_role) == (Role.PREFILL, Role.DECODE)
+    fleet.lose(slot, NOW, Cause.SILENT, "struck")
+    assert (slot.role, slot.next_role, slot.asked_role) == (Role.DECODE, Role.DECODE, None)
 
 
-@pytest.mark.parametrize(("back_as", "left"), [(None, ["w1"]), (Role.MIXED, ["w0", "w1"])])
-def test_who_is_lost_while_it_leaves_has_left(back_as: Role | None, left: list[str]) -> None:
+@pytest.mark.parametrize(("comes_back", "left"), [(False, ["w1"]), (True, ["w0", "w1"])])
+def test_who_is_lost_while_it_leaves_has_left(comes_back: bool, left: list[str]) -> None:
     fleet = fleet_of(workers=2)
     bring_up(fleet)
     slot = named(fleet, "w0")
     process = cast("FakeProcess", slot.process)
-    fleet.leave(slot, NOW, back_as)
+    fleet.leave(slot, NOW, comes_back=comes_back)
     fleet.lose(slot, NOW, Cause.ENDED, "struck")
     assert process.is_killed
     assert names(fleet) == left
@@ -196,7 +208,7 @@ def test_only_processes_that_will_serve_are_starting() -> None:
     assert fleet.num_starting == 0
     fleet.start_due(NOW)
     assert fleet.num_starting == 2
-    fleet.leave(named(fleet, "w0"), NOW, None)
+    fleet.leave(named(fleet, "w0"), NOW, comes_back=False)
     assert fleet.num_starting == 1
     fleet.is_up(named(fleet, "w1"), NOW, READY)
     assert fleet.num_starting == 0

@@ -22,6 +22,7 @@ from headrace.core.autoscaler.events import (
     ReplicaDown,
     ReplicaUp,
     RequestWaiting,
+    RoleSwitched,
     Scale,
     SwitchRole,
     Tick,
@@ -131,6 +132,8 @@ class AutoscalerCore:
                 )
             case ReplicaDown(role, replica_id):
                 self._down(now, self._pool(role), replica_id, effects)
+            case RoleSwitched(replica_id, from_role, to_role):
+                self._switched(now, replica_id, self._pool(from_role), self._pool(to_role))
             case RequestWaiting(role):
                 self._wake(now, self._pool(role), effects)
             case _:
@@ -146,9 +149,32 @@ class AutoscalerCore:
     def _down(
         self, now: Ns, pool: Pool, replica_id: WorkerId, effects: list[AutoscalerEffect]
     ) -> None:
-        if pool.down(now, replica_id) and pool.target:
+        to_role = pool.leaving.get(replica_id)
+        is_missed = pool.down(now, replica_id)
+        if to_role is not None:  # it will never arrive
+            pool = self._pools[to_role]
+            pool.arriving.discard(replica_id)
+            is_missed = True
+        if is_missed and pool.target:
             pool.ask(now, pool.target)
             effects.append(Scale(pool.role, pool.target, _plain(pool, Loop.REPLACE)))
+
+    def _switched(self, now: Ns, replica_id: WorkerId, giver: Pool, taker: Pool) -> None:
+        """Where somebody else has asked for it, what they want counts: each pool's number changes,
+        and the next switch has to wait.
+        """
+        if replica_id not in giver.leaving:
+            self._move(now, replica_id, giver, taker)
+        giver.down(now, replica_id)
+        taker.up(now, replica_id)
+
+    def _move(self, now: Ns, replica_id: WorkerId, giver: Pool, taker: Pool) -> None:
+        giver.leave((replica_id,), taker.role)
+        taker.arriving.add(replica_id)
+        for pool, step in ((giver, -1), (taker, 1)):
+            if pool.target is not None:
+                pool.ask(now, max(0, pool.target + step))
+        self._switched_ns = now
 
     def _wake(self, now: Ns, pool: Pool, effects: list[AutoscalerEffect]) -> None:
         if not pool.target:
@@ -216,7 +242,7 @@ class AutoscalerCore:
         granted: dict[Role, int],
         effects: list[AutoscalerEffect],
     ) -> None:
-        """A replica that one pool can spare is in the other one sooner than a new one."""
+        """A replica that one pool can spare serves in the other one at once, and has its cache."""
         cooldown_ns = self.config.role_cooldown_s * NS_PER_S
         if self._switched_ns is not None and now - self._switched_ns < cooldown_ns:
             return
@@ -228,7 +254,9 @@ class AutoscalerCore:
             is_scarce = granted[to_role] < wanted[to_role]
             is_wanted = wanted[to_role] > (taker.target or 0) and (is_scarce or is_leaving)
             is_alike = giver.replica.num_gpus == taker.replica.num_gpus
-            if is_wanted and is_alike and can_spare(now, giver) and giver.active:
+            # The last one that decodes stays, also where a pool may sleep.
+            can_go = len(giver.active) > (from_role is Role.DECODE)
+            if is_wanted and is_alike and can_go and can_spare(now, giver):
                 self._carry_over(now, giver, taker, wanted[to_role], effects)
                 granted[from_role] = giver.target or 0
                 granted[to_role] = max(granted[to_role], taker.target or 0)
@@ -237,14 +265,9 @@ class AutoscalerCore:
     def _carry_over(
         self, now: Ns, giver: Pool, taker: Pool, num_wanted: int, effects: list[AutoscalerEffect]
     ) -> None:
-        num_giver, num_taker = (giver.target or 0) - 1, (taker.target or 0) + 1
         (victim,) = giver.victims(1)
-        reason = _reason(taker, Need(num_wanted, Loop.SWITCH), num_taker)
-        giver.leave((victim,), taker.role)
-        taker.arriving.add(victim)
-        giver.ask(now, num_giver)
-        taker.ask(now, num_taker)
-        self._switched_ns = now
+        reason = _reason(taker, Need(num_wanted, Loop.SWITCH), (taker.target or 0) + 1)
+        self._move(now, victim, giver, taker)
         effects.append(SwitchRole(victim, giver.role, taker.role, reason))
 
     def _drain_surplus(self, pool: Pool, reason: Reason, effects: list[AutoscalerEffect]) -> None:

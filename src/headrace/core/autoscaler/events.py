@@ -72,7 +72,7 @@ class Tick(msgspec.Struct, frozen=True, tag=True):
 
 
 class ReplicaUp(msgspec.Struct, frozen=True, tag=True):
-    """It serves: after a start, or in its new role after a switch.
+    """It serves, after a start.
 
     Who begins to watch a fleet says this of every replica that serves, before the first Observe.
     """
@@ -88,13 +88,25 @@ class ReplicaDown(msgspec.Struct, frozen=True, tag=True):
     replica_id: WorkerId
 
 
+class RoleSwitched(msgspec.Struct, frozen=True, tag=True):
+    """It serves in another pool from here on, with all that it has cached: as SwitchRole has asked,
+    or as somebody else has.
+    """
+
+    replica_id: WorkerId
+    from_role: Role
+    to_role: Role
+
+
 class RequestWaiting(msgspec.Struct, frozen=True, tag=True):
     """A request waits for a pool in which nothing serves."""
 
     role: Role
 
 
-AutoscalerEvent: TypeAlias = Observe | Tick | ReplicaUp | ReplicaDown | RequestWaiting | Timer
+AutoscalerEvent: TypeAlias = (
+    Observe | Tick | ReplicaUp | ReplicaDown | RoleSwitched | RequestWaiting | Timer
+)
 
 # ---- effects
 
@@ -164,10 +176,11 @@ class Drain(msgspec.Struct, frozen=True, tag=True):
 
 
 class SwitchRole(msgspec.Struct, frozen=True, tag=True):
-    """As Drain, but it comes back in the other pool: ReplicaDown here, ReplicaUp there.
+    """It shall serve in the other pool from now on; what it has begun ends there. RoleSwitched says
+    that it does.
 
-    Both pools' numbers change by one with it; no Scale says so. Should it never come back,
-    ReplicaDown of the other pool says that.
+    Both pools' numbers change by one with it; no Scale says so. Should it go before, ReplicaDown
+    says that, and the other pool has to have another one.
     """
 
     replica_id: WorkerId

@@ -12,6 +12,7 @@ from headrace.core.base.events import CallAt, Timer
 from headrace.core.base.types import NS_PER_MS, NS_PER_S, Ns, WorkerId
 from headrace.core.config.schema import RouterConfig
 from headrace.core.router.caches import Caches, LateKv
+from headrace.core.router.choices import Choices
 from headrace.core.router.decision import Decision
 from headrace.core.router.events import (
     Dispatch,
@@ -30,13 +31,13 @@ from headrace.core.router.events import (
     WorkerDrain,
     WorkerKv,
     WorkerKvSnapshot,
+    WorkerRole,
     WorkersStarting,
     WorkerStats,
     WorkerUp,
 )
 from headrace.core.router.explain import Choice, DecisionLog, explain
 from headrace.core.router.fleet import Fleet, LateLoads, Survey
-from headrace.core.router.policies import Chooser
 from headrace.core.router.pricing import Pricing
 from headrace.core.router.refusal import find_fault, lateness, no_worker, queue_full, too_late
 from headrace.core.router.stats import RouterStats
@@ -60,8 +61,8 @@ class RouterCore:
         self.config = config
         self._fleet = Fleet(config, loads)
         self._caches = Caches(config, self._fleet, late_kv)
-        self._chooser = Chooser(config.seed)
         self._room = WaitingRoom()
+        self._choices = Choices(config, self._fleet, self._caches, self._room)
         self._bookings: dict[int, Booking] = {}
         self._decisions = DecisionLog(config.kept_decisions)
         self._num_dispatched = self._num_rejected = 0
@@ -82,7 +83,9 @@ class RouterCore:
         """The least predicted cost of the request, in ns; None where nobody takes its role."""
         survey = self._fleet.survey(now, request)
         workers = [*survey.usable, *survey.full]
-        return min(self._totals(survey, self._price(now, request), workers)[0]) if workers else None
+        if not workers:
+            return None
+        return min(self._choices.totals(survey, self._choices.price(now, request), workers)[0])
 
     def due_ns(self, now: Ns, worker_id: WorkerId) -> int:
         """Prefill that is due at this worker, in ns; 0 where it is not up."""
@@ -128,7 +131,7 @@ class RouterCore:
         self._now = now
         effects: list[RouterEffect] = []
         match event:
-            case WorkerStats() | WorkerKv() | WorkerKvSnapshot() | WorkerDrain():
+            case WorkerStats() | WorkerKv() | WorkerKvSnapshot() | WorkerDrain() | WorkerRole():
                 self._heard(now, event, effects)
             case RouteArrive(request):
                 self._arrive(now, request, effects)
@@ -172,7 +175,7 @@ class RouterCore:
             return
         waiting = Waiting(now, request)
         survey = self._fleet.survey(now, request)
-        pricing = self._price(now, request)
+        pricing = self._choices.price(now, request)
         if (fault := find_fault(request, survey, self._fleet)) is not None:
             self._reject(fault, effects)
             return
@@ -183,7 +186,7 @@ class RouterCore:
                 return
         # Who waits for any room goes first, unless this one is to overtake.
         may_go = request.is_migration or not self._room.held_ns(None)
-        best = self._choose(survey, pricing) if may_go else None
+        best = self._choices.choose(survey, pricing) if may_go else None
         if best is not None and best.has_room:
             self._dispatch(waiting, best, survey, pricing, effects)
         elif len(self._room) >= self.config.max_waiting_requests and not request.is_migration:
@@ -268,30 +271,7 @@ class RouterCore:
                 self._room.remove(request_id)
                 self._reject(no_worker(request_id, self.config.worker_wait_s), effects)
 
-    # ---- choices
-
-    def _price(self, now: Ns, request: RouteRequest) -> Pricing:
-        hits = self._caches.match(now, request.block_names)
-        return Pricing(now, request, self.config, self._fleet, hits)
-
-    def _choose(self, survey: Survey, pricing: Pricing) -> Choice | None:
-        """The policy's choice; under `kv` that may be a worker without room, worth waiting for."""
-        policy = self.config.policy
-        workers = [*survey.usable, *survey.full] if policy == "kv" else survey.usable
-        if not workers:
-            return None
-        totals, blind = self._totals(survey, pricing, workers)
-        index, num_tied = self._chooser.choose(policy, workers, totals, pricing, self._fleet)
-        return Choice(workers, totals, blind, index, num_tied, index < len(survey.usable))
-
-    def _totals(
-        self, survey: Survey, pricing: Pricing, workers: list[Worker]
-    ) -> tuple[list[float], int]:
-        """As Pricing's; where there is no room, others may wait for it, too."""
-        totals, blind = pricing.totals(workers)
-        for index in range(len(survey.usable), len(workers)):
-            totals[index] += self._room.held_ns(workers[index].worker_id)
-        return totals, blind
+    # ---- places
 
     def _dispatch(
         self,
@@ -350,8 +330,8 @@ class RouterCore:
             self._room.remove(request.request_id)
             self._reject(fault, effects)
             return True
-        pricing = self._price(now, request)
-        best = self._choose(survey, pricing)
+        pricing = self._choices.price(now, request)
+        best = self._choices.choose(survey, pricing)
         if best is None:
             return False
         if not best.has_room:
@@ -367,7 +347,7 @@ class RouterCore:
     def _heard(
         self,
         now: Ns,
-        event: WorkerDrain | WorkerStats | WorkerKv | WorkerKvSnapshot,
+        event: WorkerDrain | WorkerRole | WorkerStats | WorkerKv | WorkerKvSnapshot,
         effects: list[RouterEffect],
     ) -> None:
         worker = self._fleet.find(event.worker_id)
@@ -380,6 +360,10 @@ class RouterCore:
             case WorkerDrain():
                 self._fleet.drain(worker)
                 self._give_up(worker)
+            case WorkerRole(_, role):
+                self._fleet.set_role(worker, role)
+                self._give_up(worker)
+                self._freed[worker] = None
             case WorkerKv() | WorkerKvSnapshot():
                 if self._caches.hear(now, worker, event):
                     effects.append(Resync(worker.worker_id))

@@ -108,6 +108,13 @@ class WorkerDrain(msgspec.Struct, frozen=True, tag=True):
     worker_id: WorkerId
 
 
+class WorkerRole(msgspec.Struct, frozen=True, tag=True):
+    """It is for something else from here on. What it has begun ends there, as it would have."""
+
+    worker_id: WorkerId
+    role: Role
+
+
 class WorkersStarting(msgspec.Struct, frozen=True, tag=True):
     """So many are about to come up. While any is, nobody is refused for want of a worker."""
 
@@ -177,6 +184,7 @@ RouterEvent: TypeAlias = (
     WorkerUp
     | WorkerDown
     | WorkerDrain
+    | WorkerRole
     | WorkersStarting
     | RouteArrive
     | RouteStarted

@@ -6,6 +6,8 @@ Decides whom a request may not go to, and says why; refuses to know who is best.
 from collections.abc import Iterable, Iterator
 from typing import Final, Protocol
 
+import msgspec
+
 from headrace.core.base.errors import InvariantError
 from headrace.core.base.types import NS_PER_MS, Ns, WorkerId
 from headrace.core.base.worker import Role
@@ -175,6 +177,10 @@ class Fleet:
         worker.is_draining = True
         self._forget_answers()
 
+    def set_role(self, worker: Worker, role: Role) -> None:
+        worker.up = msgspec.structs.replace(worker.up, role=role)
+        self._forget_answers()
+
     def hear(self, now: Ns, told: WorkerStats) -> None:
         worker = self._workers.get(told.worker_id)
         if worker is None:
@@ -245,7 +251,8 @@ class Fleet:
         return Survey(doubtful, filtered, doubtful_and_full, is_fallback=True)
 
     def _find_fitting(self, request: RouteRequest) -> tuple[list[Worker], Reasons]:
-        """Those of the right kind: the same answer until a worker comes, goes or drains."""
+        """Those of the right kind: the same answer until a worker comes, goes, drains or has
+        another role."""
         key = request.role, request.model_digest, request.adapter
         found = self._fitting.get(key)
         if found is None:

@@ -7,9 +7,7 @@ RouterCore's choice.
 """
 
 from collections.abc import Sequence
-from typing import Final, TypeAlias, assert_never
-
-import msgspec
+from typing import Final, assert_never
 
 from headrace.core.base.errors import InvariantError
 from headrace.core.base.events import (
@@ -20,9 +18,7 @@ from headrace.core.base.events import (
     Computed,
     Emit,
     EndLease,
-    Expect,
     Finish,
-    Preempted,
     Reject,
     Timer,
 )
@@ -48,53 +44,17 @@ from headrace.core.router.events import (
     WorkerDrain,
     WorkerKv,
     WorkerKvSnapshot,
+    WorkerRole,
     WorkersStarting,
     WorkerStats,
     WorkerUp,
 )
 from headrace.core.router.flight import Flight, Said, Word
+from headrace.core.router.front_events import EndAll, Forward, FrontEffect, FrontEvent, WorkerSaid
 from headrace.core.router.handoffs import Legs, as_coming, as_prompt, is_worth_it
 from headrace.core.router.members import Members
 
 PROGRESS_TOKENS: Final = 256  # output after which the router hears of it again
-
-
-class WorkerSaid(msgspec.Struct, frozen=True, tag=True):
-    """What one event of a worker's engine has to say to readers."""
-
-    worker_id: WorkerId
-    words: tuple[Word, ...]
-
-
-class EndAll(msgspec.Struct, frozen=True, tag=True):
-    """The last word to everybody, whatever the workers still do."""
-
-    reason: FinishReason
-    error: str = ""
-
-
-class Forward(msgspec.Struct, frozen=True, tag=True):
-    """For a worker's engine."""
-
-    worker_id: WorkerId
-    event: Arrive | Cancel | EndLease | Expect | Computed
-
-
-FrontEvent: TypeAlias = (
-    Arrive
-    | Cancel
-    | EndAll
-    | WorkerUp
-    | WorkerSaid
-    | WorkerStats
-    | WorkerKv
-    | WorkerKvSnapshot
-    | WorkerDrain
-    | WorkersStarting
-    | WorkerDown
-    | Timer
-)
-FrontEffect: TypeAlias = Admitted | Emit | Preempted | Finish | Reject | Forward | Resync | CallAt
 
 
 class FrontCore:
@@ -192,8 +152,13 @@ class FrontCore:
             case WorkerDrain(worker_id):
                 self._workers.drain(worker_id)
                 self._route(event, effects)
-                for flight in self._legs.to(worker_id):
-                    self._drop_leg(flight, effects)
+                self._turn_aside(worker_id, effects)
+                self._spare_prefill(effects)
+            case WorkerRole(worker_id, role):
+                self._workers.set_role(worker_id, role)
+                self._route(event, effects)
+                if role is Role.PREFILL:
+                    self._turn_aside(worker_id, effects)
                 self._spare_prefill(effects)
             case _:
                 assert_never(event)
@@ -298,9 +263,16 @@ class FrontCore:
             if flight.is_prefilling and flight.worker_id is None and not flight.is_over:
                 self._send(flight, effects)
 
+    def _turn_aside(self, worker_id: WorkerId, effects: list[FrontEffect]) -> None:
+        """What was on its way there goes elsewhere when its prompt is computed."""
+        for flight in self._legs.to(worker_id):
+            self._drop_leg(flight, effects)
+
     def _stream(self, flight: Flight, word: Computed, effects: list[FrontEffect]) -> None:
-        """Let KV be copied to where it will be needed while the rest of the prompt is computed."""
-        if self._legs.find(flight) is None:
+        """Let KV be copied to where it will be needed while the rest of the prompt is computed;
+        where whoever computes it may decode it, too, that is seen in the end.
+        """
+        if self._legs.find(flight) is None and not self._workers.may_decode(flight.worker_id):
             request_id = self._next_request_id
             self._next_request_id += 1
             self._legs.ask(request_id, flight, word.seq_id)
@@ -381,7 +353,8 @@ class FrontCore:
 
     def _go(self, flight: Flight, worker_id: WorkerId, holder: WorkerId | None) -> Forward:
         """It goes there, and its KV may be copied from the holder."""
-        return Forward(worker_id, Arrive(flight.begin(worker_id, self._workers.address(holder))))
+        source = "" if holder == worker_id else self._workers.address(holder)
+        return Forward(worker_id, Arrive(flight.begin(worker_id, source)))
 
     def _request(self, flight: Flight) -> RouteRequest:
         weight = self._config.handoff_neighbour_weight if self._workers.has_prefill else 0.0

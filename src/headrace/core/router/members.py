@@ -3,6 +3,8 @@
 Decides whether there is anybody who computes prompts for others; refuses to choose a worker. Pure.
 """
 
+import msgspec
+
 from headrace.core.base.plan import WorkerSpec
 from headrace.core.base.types import WorkerId
 from headrace.core.base.worker import Role
@@ -27,6 +29,10 @@ class Members:
             for up in self._ups.values()
         )
 
+    def may_decode(self, worker_id: WorkerId | None) -> bool:
+        up = None if worker_id is None else self._ups.get(worker_id)
+        return up is not None and up.role is not Role.PREFILL
+
     @property
     def spec(self) -> WorkerSpec | None:
         """Of any of them, since all serve the same model."""
@@ -39,6 +45,11 @@ class Members:
 
     def add(self, up: WorkerUp) -> None:
         self._ups[up.worker_id] = up
+
+    def set_role(self, worker_id: WorkerId, role: Role) -> None:
+        """Also of one whose last word comes after the news of its end."""
+        if worker_id in self._ups:
+            self._ups[worker_id] = msgspec.structs.replace(self._ups[worker_id], role=role)
 
     def drain(self, worker_id: WorkerId) -> None:
         self._leaving.add(worker_id)

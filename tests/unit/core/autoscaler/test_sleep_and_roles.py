@@ -111,7 +111,34 @@ def test_a_switch_that_never_arrives_is_made_good() -> None:
     pools[Role.PREFILL].target, pools[Role.DECODE].target = 2, 2
     pools[Role.PREFILL].leave([WorkerId(1)], Role.DECODE)
     pools[Role.DECODE].arriving.add(WorkerId(1))
-    assert rig.tell(ReplicaDown(Role.PREFILL, WorkerId(1))) == []
-    (scale,) = rig.tell(ReplicaDown(Role.DECODE, WorkerId(1)))
+    (scale,) = rig.tell(ReplicaDown(Role.PREFILL, WorkerId(1)))
     assert isinstance(scale, Scale)
     assert (scale.role, scale.num_replicas) == (Role.DECODE, 2)
+
+
+def test_an_operators_switch_stays_and_delays_the_next_one() -> None:
+    rig = disaggregated(max_replicas=4, role_cooldown_s=600.0)
+    rig.pass_time(30, rate=1.0)
+    rig.switch(WorkerId(1), Role.PREFILL, Role.DECODE)
+    assert [rig.state(role).num_wanted for role in (Role.PREFILL, Role.DECODE)] == [2, 2]
+    rig.pass_time(300, rate=1.0, output=2000.0, loads={"num_running": 90, "num_kv_tokens": 90_000})
+    assert not any(isinstance(one, SwitchRole) for one in rig.effects)
+    assert WorkerId(1) in rig.up[Role.DECODE]
+
+
+def test_an_operators_switch_before_anything_is_known() -> None:
+    rig = disaggregated(max_replicas=4)
+    rig.switch(WorkerId(1), Role.PREFILL, Role.DECODE)
+    rig.pass_time(10, rate=1.0)
+    assert [rig.state(role).num_active for role in (Role.PREFILL, Role.DECODE)] == [2, 2]
+    assert [rig.state(role).num_wanted for role in (Role.PREFILL, Role.DECODE)] == [2, 2]
+
+
+def test_a_switch_takes_no_time_to_start() -> None:
+    """And says nothing about how long a start takes."""
+    rig = disaggregated(max_replicas=4, start_up_s=120.0)
+    before = rig.state(Role.DECODE).start_up_s
+    rig.pass_time(120, rate=1.0, output=2000.0, loads={"num_running": 90, "num_kv_tokens": 90_000})
+    assert any(isinstance(one, SwitchRole) for one in rig.effects)
+    assert rig.starting == []
+    assert rig.state(Role.DECODE).start_up_s == before == 120.0

@@ -10,8 +10,9 @@ from headrace.core.base.worker import Role
 from headrace.core.config.cluster import ClusterConfig
 from headrace.core.config.schema import RouterConfig
 from headrace.core.router.core import WATCH_TIMER, RouterCore
-from headrace.core.router.events import WorkerDown, WorkerDrain, WorkerUp
-from headrace.core.router.front import Forward, FrontCore, FrontEvent
+from headrace.core.router.events import WorkerDown, WorkerDrain, WorkerRole, WorkerUp
+from headrace.core.router.front import FrontCore
+from headrace.core.router.front_events import Forward, FrontEvent
 from support.routing import spec
 
 PREFILL, DECODE = WorkerId(0), WorkerId(1)
@@ -60,14 +61,22 @@ class Fronting:
 
 
 @pytest.mark.parametrize(
-    "event", [WorkerDown(PREFILL, "killed"), WorkerDrain(PREFILL)], ids=["lost", "leaving"]
+    "event",
+    [
+        WorkerDown(PREFILL, "killed"),
+        WorkerDrain(PREFILL),
+        WorkerRole(PREFILL, Role.DECODE),
+        WorkerRole(PREFILL, Role.MIXED),
+    ],
+    ids=["lost", "leaving", "decodes", "mixed"],
 )
 def test_they_go_to_one_that_decodes(event: FrontEvent) -> None:
     fronting = Fronting()
     assert fronting.arrive() == [(PREFILL, 0)]
     fronting.tell(Cancel(SeqId(2)))
     sent = fronting.tell(event) + fronting.wait(10)
-    assert {worker_id for worker_id, _ in sent} == {DECODE}
+    takers = {DECODE, PREFILL} if isinstance(event, WorkerRole) else {DECODE}
+    assert {worker_id for worker_id, _ in sent} <= takers
     assert {seq_id for _, seq_id in sent} >= {1, 3}
     assert fronting.core.num_unrouted == 0
 
@@ -84,3 +93,19 @@ def test_they_wait_where_another_one_is_left() -> None:
     assert fronting.core.waiting_for() == [Role.PREFILL] * 3
     fronting.tell(Cancel(SeqId(3), FinishReason.CANCELLED))
     assert fronting.core.waiting_for() == [Role.PREFILL] * 2
+
+
+def test_a_word_of_a_worker_that_is_gone_means_nothing() -> None:
+    fronting = Fronting()
+    fronting.tell(WorkerDown(PREFILL, "killed"))
+    assert fronting.tell(WorkerRole(PREFILL, Role.DECODE)) == []
+    assert {worker_id for worker_id, _ in fronting.arrive()} == {DECODE}
+
+
+def test_requests_that_wait_for_one_that_decodes_have_whoever_does_so_now() -> None:
+    fronting = Fronting()
+    fronting.tell(WorkerDown(DECODE, "killed"))
+    assert fronting.arrive() == []
+    sent = fronting.tell(WorkerRole(PREFILL, Role.MIXED)) + fronting.wait(10)
+    assert {worker_id for worker_id, _ in sent} == {PREFILL}
+    assert fronting.core.num_unrouted < NUM_REQUESTS
