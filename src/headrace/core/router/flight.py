@@ -38,6 +38,7 @@ class _Part:
     num_known_scores: int = 0  # that this worker will tell again
     is_admitted: bool = False
     is_prefilled: bool = False  # it has its first token, and is to go on elsewhere
+    is_lent: bool = False  # its prompt's KV is held for whoever decodes it, who has not come yet
     num_cached_tokens: int | None = None  # at its first admission anywhere
     ending: FinishReason | None = None  # cancelled; its worker has been told
 
@@ -99,6 +100,7 @@ class Flight:
                 return self._hear_tokens(part, word)
             case Admitted():
                 was_admitted, part.is_admitted = part.is_admitted, True
+                part.is_lent = part.is_lent and self.is_prefilling
                 if was_admitted:  # before it was handed on
                     return None
                 if part.num_cached_tokens is None:
@@ -162,6 +164,8 @@ class Flight:
         self.excluded += (self.worker_id,)
         self.num_failures += is_failure
         self.worker_id = None
+        if not any(part.is_lent for part in self._parts.values()):
+            self.lender = None  # nothing is held: its prompt is computed like a new one's
         words: list[Said] = []
         for seq_id, part in list(self._parts.items()):
             if part.is_admitted:
@@ -186,6 +190,8 @@ class Flight:
         """Its prompt is computed: it waits for a worker that decodes it."""
         self.lender, self.worker_id = self.worker_id, None
         self.is_prefilling = False
+        for part in self._parts.values():
+            part.is_lent = True
 
     def coming(self, seq_id: SeqId, source: str) -> Expect:
         """What whoever is to decode this sequence has to know of it beforehand."""
@@ -201,7 +207,7 @@ class Flight:
     def as_request(self, of: WorkerSpec | None, neighbour_weight: float = 0.0) -> RouteRequest:
         """As the router sees it: what is known of it, and what is still to come. Its blocks have
         the names that any worker gives them, since all serve the same model. The weight counts
-        until it is handed on.
+        unless its prompt is computed, and held for whoever decodes it.
         """
         spec = self.specs[0]
         tokens = self._known_tokens()
