@@ -104,10 +104,18 @@ def test_priority_salt_and_slo_reach_the_engine(
         client,
         max_tokens=1,
         extra_body={"priority": -3, "cache_salt": "tenant"},
-        extra_headers={"x-slo-ttft-ms": "250", "x-slo-itl-ms": "20.5", "x-slo-e2e-ms": "1e3"},
+        extra_headers={
+            "x-slo-ttft-ms": "250",
+            "x-slo-itl-ms": "20.5",
+            "x-slo-e2e-ms": "1e3",
+            "x-session-id": "of three turns",
+        },
     )
     (request,) = seen
     assert (request.priority, request.salt) == (-3, "tenant")
+    assert request.session == "of three turns"
+    assert request.tenant
+    assert "tenant" not in request.tenant
     assert (request.slo.ttft_ms, request.slo.itl_ms, request.slo.e2e_ms) == (250, 20.5, 1000)
     assert request.deadline_ns - request.arrived_ns == 600 * 10**9
 

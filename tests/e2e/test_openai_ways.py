@@ -38,6 +38,9 @@ FIELDS: dict[str, dict[str, Any]] = {
     "n": {"n": 3},
     "priority": {"extra_body": {"priority": 2}},
     "cache_salt": {"extra_body": {"cache_salt": "tenant"}},
+    "prompt_cache_key": {"extra_body": {"prompt_cache_key": "k"}},
+    "user": {"user": "u"},
+    "session": {"user": "u", "extra_headers": {"x-session-id": "s"}},
     "slo": {"extra_headers": {"x-slo-ttft-ms": "250"}},
 }
 OF_COMPLETIONS: dict[str, dict[str, Any]] = {

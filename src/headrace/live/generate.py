@@ -48,6 +48,8 @@ class GenerateRequest:
     skip_special_tokens: bool = True
     priority: int = 0  # lower runs earlier
     salt: str = ""
+    session: str = ""
+    tenant: str = ""
     slo: Slo = field(default_factory=Slo)
     deadline_ns: Ns | None = None
     arrived_ns: Ns = field(default_factory=lambda: Ns(time.monotonic_ns()))
@@ -189,6 +191,8 @@ class TextEngine:
                 params=msgspec.structs.replace(request.params, choice=index),
                 eos_token_ids=self.tokenizer.eos_token_ids,
                 salt=request.salt,
+                session=request.session,
+                tenant=request.tenant,
                 priority=request.priority,
                 slo=request.slo,
                 deadline_ns=request.deadline_ns,

@@ -16,6 +16,7 @@ from headrace.live.generate import GenerateRequest
 from headrace.server import params, sse
 from headrace.server.answer import Answer, answer_for
 from headrace.server.body import decode_body, read_body
+from headrace.server.callers import session_of
 from headrace.server.chat import ChatStream, ChatWhole
 from headrace.server.completions import CompletionStream, CompletionWhole
 from headrace.server.delivery import Delivery
@@ -168,6 +169,8 @@ def engine_requests(
     if len(answer.prompts) > 1:
         ids = [f"{answer.id}-{index}" for index in range(len(answer.prompts))]
     exchange.engine_ids = ids
+    session = session_of(exchange.headers, request.prompt_cache_key, request.user)
+    tenant = service.tenants.of(exchange.headers, request.cache_salt or "")
     exchange.find_decision = answer.served.text_engine.engine.decision
     return [
         GenerateRequest(
@@ -180,6 +183,8 @@ def engine_requests(
             skip_special_tokens=answer.skip_special,
             priority=request.priority or 0,
             salt=request.cache_salt or "",
+            session=session,
+            tenant=tenant,
             slo=slo,
             deadline_ns=Ns(exchange.arrived_ns + timeout_ns),
             arrived_ns=Ns(exchange.arrived_ns),

@@ -21,6 +21,7 @@ from headrace.live.generate import TextEngine
 from headrace.live.traffic import EngineTraffic, Facts, TrafficRecorder
 from headrace.models.text.template import ChatTemplate
 from headrace.models.text.tokenizer import Tokenizer
+from headrace.server.callers import Tenants
 from headrace.server.delivery import Delivery
 from headrace.server.metrics import Metrics
 from headrace.server.prompts import PromptMaker
@@ -88,6 +89,7 @@ class Service:
         self.config = config
         self._recorder = recorder
         self.metrics = Metrics(telemetry)
+        self.tenants = Tenants()
         self._served: Served | None = None
         # Workers, in words, while the model loads; empty = for none. Any thread may say so.
         self.waits_for = ""

@@ -117,6 +117,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     return_token_ids: bool | None = None
     priority: int | None = None
     cache_salt: str | None = None
+    prompt_cache_key: str | None = None
 
 
 class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):

@@ -10,24 +10,26 @@ and more behind.
 """
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from hashlib import blake2b, sha256
+from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
 
 from headrace.core.base.errors import RequestError
 from headrace.live.bounds import MAX_PRIORITY
+from headrace.server.callers import session_of
 
 TOKENS_PER_BLOCK: Final = 64
 BYTES_PER_TOKEN: Final = 4  # of text, about
 BLOCK_BYTES: Final = TOKENS_PER_BLOCK * BYTES_PER_TOKEN
 MAX_BLOCKS: Final = 1024  # that are named: beyond, prompts are told apart no more
 MAX_CHOICES: Final = 1024
-MAX_SESSION_CHARS: Final = 256
 UNSTATED_TOKENS: Final = 1 << 20  # as output of a request that states no limit
 
 _VERSION: Final = "text1"
+_NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 
 _encode = msgspec.json.Encoder(order="sorted").encode
 
@@ -67,10 +69,8 @@ _decode: Final = msgspec.json.Decoder(_Body).decode
 _decode_raw: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
-def read_ask(path: str, body: bytes, session: str = "") -> Ask:
-    """`session` is what a header names; without it, the body may. RequestError where the body is no
-    JSON object.
-    """
+def read_ask(path: str, body: bytes, headers: Mapping[str, str] = _NO_HEADERS) -> Ask:
+    """RequestError where the body is no JSON object."""
     fields = _fields(body)
     model = _text(fields.model)
     parts, num_prompts = _prompt(fields)
@@ -84,9 +84,7 @@ def read_ask(path: str, body: bytes, session: str = "") -> Ask:
         num_choices=max(1, min(_number(fields.n, 1), MAX_CHOICES)) * num_prompts,
         max_tokens=min([*limits, UNSTATED_TOKENS]),
         priority=max(-MAX_PRIORITY, min(_number(fields.priority, 0), MAX_PRIORITY)),
-        session=(session or _text(fields.prompt_cache_key) or _text(fields.user))[
-            :MAX_SESSION_CHARS
-        ],
+        session=session_of(headers, _text(fields.prompt_cache_key), _text(fields.user)),
     )
 
 

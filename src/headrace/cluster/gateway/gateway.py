@@ -6,10 +6,8 @@ asked. All of it belongs to one event loop.
 
 import asyncio
 import logging
-import secrets
 from collections.abc import Iterable
 from contextlib import suppress
-from hashlib import blake2b
 from itertools import count
 from typing import Final, Protocol
 
@@ -37,6 +35,7 @@ from headrace.core.router.events import (
     WorkerStats,
 )
 from headrace.live.traffic import TrafficRecorder
+from headrace.server.callers import Tenants
 from headrace.server.service import RETRY_AFTER_S, Door
 
 _log = logging.getLogger(__name__)
@@ -68,7 +67,7 @@ class Gateway:
         self._cards: dict[str, msgspec.Raw] = {}  # of models, by name
         self._worker_ids = map(WorkerId, count())
         self._request_ids = count(1)
-        self._tenant_key = secrets.token_bytes(16)
+        self.tenants = Tenants()
         self._under_way: set[Endable] = set()
         self._is_idle = asyncio.Event()
         self._is_idle.set()
@@ -163,12 +162,6 @@ class Gateway:
     async def named(self, ask: Ask, path: str, body: bytes) -> Ask:
         """With names by tokens, where that can be done."""
         return await self._kv.named(ask, path, body)
-
-    def tenant(self, authorization: str) -> str:
-        """Whose request it is, by its key, which is kept nowhere."""
-        if not authorization:
-            return ""
-        return blake2b(authorization.encode(), digest_size=8, key=self._tenant_key).hexdigest()
 
     def engine(self, worker_id: WorkerId) -> Engine | None:
         """None = it has gone down since."""

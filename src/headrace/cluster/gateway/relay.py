@@ -33,7 +33,6 @@ from headrace.server.exchange import CLIENT_GONE, Exchange, until_gone
 from headrace.server.params import slo_of
 from headrace.server.service import RETRY_AFTER_S
 
-SESSION_HEADER: Final = "x-session-id"
 EVENTS_PER_WORD: Final = 16  # of a stream, after which the router hears of it again
 # Streams of these end with [DONE]; others have ends of their own.
 _ENDS_WITH_DONE: Final = ("/v1/chat/completions", "/v1/completions")
@@ -50,7 +49,7 @@ class Relay:
         headers = exchange.headers
         limit_bytes = self._gateway.config.server.max_body_bytes
         body = await read_body(headers, receive, limit_bytes, is_here=exchange.has_whole_body)
-        ask = read_ask(path, body, headers.get(SESSION_HEADER, ""))
+        ask = read_ask(path, body, headers)
         if self._gateway.names_tokens:
             ask = await self._gateway.named(ask, path, body)
         journey = Journey(self._gateway, exchange, ask, slo_of(headers), body, send)
@@ -193,7 +192,7 @@ class Journey:
             priority=ask.priority,
             slo=self._slo,
             session=ask.session,
-            tenant=gateway.tenant(self._exchange.headers.get("authorization", "")),
+            tenant=gateway.tenants.of(self._exchange.headers),
             adapter=ask.model,
             arrived_ns=Ns(self._exchange.arrived_ns),
             excluded=(*self._excluded, *gateway.resting(ask.model, self._excluded)),

@@ -37,6 +37,8 @@ class SeqSpec(msgspec.Struct, frozen=True, kw_only=True):
     is_leased: bool = False  # its blocks are held for another worker when it has ended
     salt: str = ""  # keeps tenants' cached blocks apart
     adapter: str = ""
+    session: str = ""  # of which it is a part, for a router; empty = none, and at every worker
+    tenant: str = ""  # whose turn it takes in a router's queue; likewise
     priority: int = 0  # lower runs earlier
     slo: Slo = Slo()
     deadline_ns: Ns | None = None

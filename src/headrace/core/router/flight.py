@@ -225,7 +225,8 @@ class Flight:
             max_tokens=len(spec.prompt_tokens) + spec.params.max_tokens - len(tokens),
             priority=spec.priority,
             slo=spec.slo,
-            tenant=spec.salt,
+            session=spec.session,
+            tenant=spec.tenant or spec.salt,
             adapter=spec.adapter,
             arrived_ns=spec.arrived_ns,
             deadline_ns=spec.deadline_ns,
@@ -272,6 +273,8 @@ class Flight:
             params=params,
             kv_source=kv_source,
             is_leased=goes_on,
+            session="",
+            tenant="",
         )
 
     def _finish(self, part: _Part, reason: FinishReason, error: str = "") -> Finish:

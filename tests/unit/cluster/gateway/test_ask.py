@@ -15,7 +15,7 @@ LONG = "word " * 200
 
 
 def ask(path: str = COMPLETION, session: str = "", **fields: Any) -> Ask:
-    return read_ask(path, json.dumps(fields).encode(), session)
+    return read_ask(path, json.dumps(fields).encode(), {"x-session-id": session})
 
 
 def message(role: str, content: Any, **fields: Any) -> dict[str, Any]:

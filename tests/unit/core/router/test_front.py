@@ -2,7 +2,7 @@
 
 import pytest
 
-from headrace.core.base.events import Arrive, Cancel, Timer
+from headrace.core.base.events import Arrive, Cancel, Finish, Timer
 from headrace.core.base.request import FinishReason, SeqSpec
 from headrace.core.base.sampling import SamplingParams
 from headrace.core.base.types import NS_PER_S, Ns, SeqId, WorkerId
@@ -12,10 +12,11 @@ from headrace.core.config.schema import RouterConfig
 from headrace.core.router.core import WATCH_TIMER, RouterCore
 from headrace.core.router.events import WorkerDown, WorkerDrain, WorkerRole, WorkerUp
 from headrace.core.router.front import FrontCore
-from headrace.core.router.front_events import Forward, FrontEvent
+from headrace.core.router.front_events import Forward, FrontEvent, WorkerSaid
 from support.routing import spec
 
 PREFILL, DECODE = WorkerId(0), WorkerId(1)
+NUM_SESSIONS = 60
 NUM_REQUESTS = 4
 
 
@@ -109,3 +110,57 @@ def test_requests_that_wait_for_one_that_decodes_have_whoever_does_so_now() -> N
     sent = fronting.tell(WorkerRole(PREFILL, Role.MIXED)) + fronting.wait(10)
     assert {worker_id for worker_id, _ in sent} == {PREFILL}
     assert fronting.core.num_unrouted < NUM_REQUESTS
+
+
+class Sessions:
+    """Five workers, and requests of many sessions, each over at once."""
+
+    def __init__(self) -> None:
+        self.core = FrontCore(RouterCore(RouterConfig(policy="session")), ClusterConfig())
+        self.num_seqs = 0
+        for number in range(5):
+            self.tell(WorkerUp(worker_id=WorkerId(number), name=f"w{number}", spec=spec()))
+
+    def tell(self, event: FrontEvent) -> list[Forward]:
+        effects = self.core.handle(Ns(0), event)
+        self.core.check()
+        return [effect for effect in effects if isinstance(effect, Forward)]
+
+    def homes(self) -> list[WorkerId]:
+        return [self.home(f"session {number}") for number in range(NUM_SESSIONS)]
+
+    def home(self, session: str) -> WorkerId:
+        seq_id = SeqId(self.num_seqs)
+        self.num_seqs += 1
+        prompt = tuple(range(1 + self.num_seqs % 50))
+        one = SeqSpec(
+            seq_id=seq_id,
+            request_id=f"r{seq_id}",
+            prompt_tokens=prompt,
+            params=SamplingParams(max_tokens=9),
+            session=session,
+            tenant="somebody",
+        )
+        (sent,) = self.tell(Arrive((one,)))
+        assert isinstance(sent.event, Arrive)
+        (seq,) = sent.event.seqs
+        assert (seq.session, seq.tenant) == ("", "")  # what no worker needs to know
+        words = (Finish(seq_id, FinishReason.LENGTH, len(prompt), 0, 0, 0),)
+        self.tell(WorkerSaid(sent.worker_id, words))
+        return sent.worker_id
+
+
+def test_a_session_stays_at_its_worker_and_moves_only_when_that_leaves() -> None:
+    sessions = Sessions()
+    homes = sessions.homes()
+    assert sessions.homes() == homes
+    assert {homes.count(WorkerId(number)) > 2 for number in range(5)} == {True}
+    for event in (WorkerDrain(WorkerId(3)), WorkerDown(WorkerId(3), "gone", is_failure=False)):
+        sessions.tell(event)
+        now = sessions.homes()
+        assert WorkerId(3) not in now
+        assert [home for home, before in zip(now, homes, strict=True) if before != 3] == [
+            home for home in homes if home != 3
+        ]
+    sessions.tell(WorkerUp(worker_id=WorkerId(5), name="w3", spec=spec()))
+    assert [3 if home == 5 else home for home in sessions.homes()] == homes  # by its name
