@@ -31,6 +31,7 @@ from headrace.bench.tables import (
     transfer_table,
 )
 from headrace.bench.transfer import TransferReport
+from headrace.core.config.units import counted
 
 
 class Results(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -106,7 +107,8 @@ def show(results: Results, console: Console) -> None:
 def show_kernels(report: KernelReport, console: Console) -> None:
     """Print the limits of the machine and how near the kernels of a model come to them."""
     console.print(
-        f"{report.model} ({report.weight_types}) · {report.limits.num_threads} threads · "
+        f"{report.model} ({report.weight_types}) · "
+        f"{counted(report.limits.num_threads, 'thread')} · "
         f"{report.limits.isa}"
     )
     console.print(limit_table(report.limits))

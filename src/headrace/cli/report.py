@@ -4,7 +4,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from headrace.core.config.ledger import ByteLedger, KvPlan
-from headrace.core.config.units import format_bytes
+from headrace.core.config.units import counted, format_bytes
 
 if TYPE_CHECKING:
     from headrace.cluster.boot import BootedCluster
@@ -111,7 +111,7 @@ def memory_facts(memory: dict[str, int]) -> dict[str, str]:
 
 def kv_facts(kv: dict[str, Any]) -> dict[str, str]:
     fits = ", or ".join(
-        f"{count} {'request' if count == 1 else 'requests'} of {num_tokens}"
+        f"{counted(count, 'request')} of {num_tokens}"
         for num_tokens, count in kv["num_seqs_by_num_tokens"].items()
     )
     return {
@@ -126,7 +126,7 @@ def _device(device: dict[str, Any]) -> str:
     if device["backend"] == "native":
         chosen += [device["isa"], f"{device['activations']} activations"]
         chosen += [f"{device['attention']} attention"]
-    return ", ".join([*chosen, f"{device['num_threads']} threads"])
+    return ", ".join([*chosen, counted(device["num_threads"], "thread")])
 
 
 def _count(number: int) -> str:
@@ -138,7 +138,7 @@ def _count(number: int) -> str:
 
 def drain_line(num_requests: int, timeout_s: float) -> str:
     """What whoever stopped the server is told while it goes on."""
-    requests = "1 request" if num_requests == 1 else f"{num_requests} requests"
+    requests = counted(num_requests, "request")
     return f"draining {requests} (up to {timeout_s:g} s); press Ctrl-C again to stop now"
 
 

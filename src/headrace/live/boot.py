@@ -21,7 +21,7 @@ from headrace.core.base.errors import ConfigError, DeviceError, InvariantError
 from headrace.core.base.plan import WorkerSpec
 from headrace.core.base.worker import Role
 from headrace.core.config.ledger import ByteLedger, KvPlan
-from headrace.core.config.resolve import MachineFacts, Resolution, resolve
+from headrace.core.config.resolve import MachineFacts, Resolution, check_device, resolve
 from headrace.core.config.resolve import ModelFacts as ModelSizes
 from headrace.core.config.schema import Config, DeviceConfig, KvConfig, ModelConfig, SchedulerConfig
 from headrace.core.config.units import format_bytes
@@ -30,7 +30,7 @@ from headrace.core.workload.recording import Begin, ModelFacts, PoolFacts
 from headrace.live.calibrate import calibrate
 from headrace.live.engine import LiveEngine
 from headrace.live.generate import TextEngine
-from headrace.live.machine import machine_facts
+from headrace.live.machine import machine_facts, usable_isas
 from headrace.live.step_fit import StepFit
 from headrace.live.traffic import Facts
 from headrace.models.hub import resolve_model
@@ -237,7 +237,10 @@ def _make_nixl(pool: SharedPool, device: str, host: str) -> NixlAgent | None:
 
 
 def make_backend(device: DeviceConfig) -> Backend[Any, Any]:
-    """The backend that the configuration names; ConfigError where it is not installed."""
+    """The backend that the configuration names; ConfigError where it is not installed, or has not
+    what is asked of it.
+    """
+    check_device(device, usable_isas())
     if device.backend == "torch":
         try:
             from headrace.ops.torch.backend import TorchBackend

@@ -17,7 +17,7 @@ def machine_facts(*, held_bytes: int = 0) -> MachineFacts:
         num_cores=num_cores(),
         total_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         available_bytes=available_bytes() + held_bytes,
-        isas=_isas(),
+        isas=usable_isas(),
     )
 
 
@@ -39,7 +39,7 @@ def cpu_quota(cpu_max: Path = _CPU_MAX) -> float | None:
         return None
 
 
-def _isas() -> tuple[str, ...]:
+def usable_isas() -> tuple[str, ...]:
     """Instruction sets of the native backend, fastest first; none where it is not built."""
     try:
         from headrace.ops.native import _native

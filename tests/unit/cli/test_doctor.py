@@ -138,6 +138,20 @@ def test_an_extension_of_another_version_fails(monkeypatch: pytest.MonkeyPatch) 
     assert (check.status, check.hint) == (Status.FAIL, "build it with pip install .")
 
 
+@pytest.mark.parametrize(("backend", "isa"), [("native", "neon"), ("torch", "portable")])
+def test_an_instruction_set_that_is_not_there_fails(
+    backend: str, isa: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from headrace.ops.native import _native
+
+    monkeypatch.setattr(_native, "usable_isas", lambda: ["portable", "avx2"])
+    monkeypatch.setattr(_native, "fastest_isa", lambda: "avx2")
+    check = only(check_native(from_settings({"backend": backend, "isa": isa})))
+    assert check.status is Status.FAIL
+    assert f"--isa is {isa}" in check.detail
+    assert check.data["usable_isas"] == ["portable", "avx2"]
+
+
 def test_no_native_extension_fails_only_where_it_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "headrace.ops.native._native", None)
     monkeypatch.delattr("headrace.ops.native._native", raising=False)

@@ -122,6 +122,11 @@ def test_the_table_at_the_start(capsys: Capture) -> None:
         assert words in out
 
 
+def test_one_thread_is_one_thread() -> None:
+    device = {**FIGURES["device"], "num_threads": 1}  # type: ignore[dict-item]
+    assert serve_facts({**FIGURES, "device": device})["device"]["backend"].endswith(", 1 thread")
+
+
 def test_one_request_that_fits_is_one_request() -> None:
     fits = kv_facts({**kv_figures(KV, "int8"), "num_seqs_by_num_tokens": {"512": 8, "8192": 1}})
     assert fits["fits"].endswith("8 requests of 512, or 1 request of 8192")

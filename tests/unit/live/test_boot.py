@@ -141,6 +141,11 @@ def test_a_log_that_cannot_be_written_closes_the_executor(
     assert executor._is_closed
 
 
+def test_what_a_backend_has_not_is_refused_before_a_model_is_read() -> None:
+    with pytest.raises(ConfigError, match="--isa is portable, and the torch backend"):
+        make_backend(DeviceConfig(backend="torch", isa="portable"))
+
+
 @pytest.mark.parametrize(
     ("backend", "hint"), [("torch", r"\.\[torch\]"), ("native", "pip install")]
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from headrace.cli.checks import Check, Status
 from headrace.core.config.schema import Config
-from headrace.core.config.units import format_bytes
+from headrace.core.config.units import counted, format_bytes
 from headrace.live.machine import cpu_quota, machine_facts
 
 FEATURES = ("avx2", "fma", "f16c", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "asimd")
@@ -37,7 +37,7 @@ def check_cores(config: Config) -> Iterator[Check]:
     """Cores by affinity and by the container's quota, and the threads that are to run on them."""
     machine, quota = machine_facts(), cpu_quota()
     threads = config.device.threads or machine.num_cores
-    detail = f"{machine.num_cores} of {os.cpu_count()} may be used, {threads} threads"
+    detail = f"{machine.num_cores} of {os.cpu_count()} may be used, {counted(threads, 'thread')}"
     data = {
         "num_cores": machine.num_cores,
         "num_machine_cores": os.cpu_count(),

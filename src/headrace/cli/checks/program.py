@@ -8,8 +8,10 @@ from pathlib import Path
 
 from headrace.cli.checks import Check, Status
 from headrace.core.base.errors import ConfigError
+from headrace.core.config.resolve import check_device
 from headrace.core.config.schema import Config
 from headrace.core.scheduler import scheduler
+from headrace.live.machine import usable_isas
 
 LEAST_PYTHON = (3, 11)
 
@@ -39,9 +41,12 @@ def check_native(config: Config) -> Iterator[Check]:
     isa = fastest if config.device.isa == "auto" else config.device.isa
     detail = f"{isa} chosen of {', '.join(isas)}"
     data = {"isa": isa, "usable_isas": isas}
-    if isa not in isas:
-        yield Check("native", Status.FAIL, f"{isa} is not usable here", "set --isa auto", data)
-    elif isa == "portable":
+    try:
+        check_device(config.device, usable_isas())
+    except ConfigError as error:
+        yield Check("native", Status.FAIL, error.message, error.hint, data)
+        return
+    if isa == "portable":
         hint = "much slower than avx2; this CPU or this build has nothing better"
         yield Check("native", Status.WARN, detail, hint, data)
     else:

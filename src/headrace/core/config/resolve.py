@@ -3,14 +3,14 @@
 Decides every value that depends on the machine or the model; refuses to look at either.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from headrace.core.base.errors import ConfigError
 from headrace.core.base.names import find_name_fault
 from headrace.core.config.ledger import ByteLedger, KvPlan, plan_kv
 from headrace.core.config.merge import config_of, values_of
-from headrace.core.config.schema import Config
+from headrace.core.config.schema import Config, DeviceConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +75,29 @@ def resolve(config: Config, machine: MachineFacts, model: ModelFacts | None = No
         kv = _plan_kv(config_of(values), machine, model)
         fill("kv.memory_bytes", kv.memory_bytes, kv.reason)
     return Resolution(config_of(values), reasons, kv)
+
+
+def check_device(device: DeviceConfig, isas: Sequence[str]) -> None:
+    """Raises ConfigError for what the backend has not. `isas` are those that the native one can use
+    here, fastest first; empty = it is not built, which is told elsewhere.
+    """
+    if device.backend == "native":
+        if device.isa != "auto" and isas and device.isa not in isas:
+            raise ConfigError(
+                f"--isa is {device.isa}, which this machine and build cannot use",
+                hint=f"they can use {', '.join(isas)}; auto takes the fastest",
+            )
+        return
+    for name, value, kept in (
+        ("isa", device.isa, ("auto",)),
+        ("activations", device.activations, ("auto", "f32")),
+        ("attention", device.attention, ("auto", "f32")),
+    ):
+        if value not in kept:
+            raise ConfigError(
+                f"--{name} is {value}, and the {device.backend} backend has none of that",
+                hint=f"leave it out, or choose the one that has: --backend native --{name} {value}",
+            )
 
 
 def _check_name(name: str) -> None:

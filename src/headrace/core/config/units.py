@@ -44,3 +44,8 @@ def _exact(num_bytes: int) -> Iterator[str]:
         if num_bytes >= scale and num_bytes * 10**num_digits % scale == 0:
             yield f"{num_bytes / scale:.{num_digits}f}{unit}"
     yield str(num_bytes)
+
+
+def counted(number: int, noun: str) -> str:
+    """1 thread, 2 threads."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -7,7 +7,7 @@ import pytest
 
 from headrace.core.base.errors import ConfigError
 from headrace.core.config.merge import from_settings, values_of
-from headrace.core.config.resolve import MachineFacts, ModelFacts, resolve
+from headrace.core.config.resolve import MachineFacts, ModelFacts, check_device, resolve
 from headrace.core.config.schema import Config
 
 MACHINE = MachineFacts(
@@ -64,6 +64,36 @@ def test_tiles_multiply_in_attention_where_rounding_is_allowed(
     machine = replace(MACHINE, isas=("amx", "avx512", "avx2", "portable"))
     asked = from_settings({"activations": activations})
     assert resolve(asked, machine, MODEL).config.device.attention == attention
+
+
+@pytest.mark.parametrize(
+    ("asked", "told", "hint"),
+    [
+        (
+            {"isa": "neon"},
+            "--isa is neon, which this machine and build cannot use",
+            "they can use avx2, portable; auto takes the fastest",
+        ),
+        (
+            {"backend": "torch", "isa": "amx"},
+            "--isa is amx, and the torch backend has none of that",
+            "leave it out, or choose the one that has: --backend native --isa amx",
+        ),
+        ({"backend": "torch", "activations": "int8"}, "--activations is int8, and the torch", ""),
+        ({"backend": "torch", "attention": "bf16"}, "--attention is bf16, and the torch", ""),
+    ],
+)
+def test_what_the_backend_has_not_is_refused(asked: dict[str, str], told: str, hint: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        check_device(from_settings(asked).device, MACHINE.isas)
+    assert refused.value.message.startswith(told)
+    assert hint in refused.value.hint
+
+
+def test_what_a_backend_has_is_taken() -> None:
+    for asked in ({"isa": "avx2"}, {"backend": "torch", "activations": "f32", "attention": "f32"}):
+        check_device(from_settings(asked).device, MACHINE.isas)
+    check_device(from_settings({"isa": "neon"}).device, ())  # it is not built
 
 
 @pytest.mark.parametrize("model", [None, MODEL])
