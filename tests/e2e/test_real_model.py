@@ -16,6 +16,7 @@ from headrace.live.boot import boot
 from support.http_server import RunningServer, running_server
 from support.tiny_model import write_tiny_model
 
+README = Path(__file__).parents[2] / "README.md"
 QUESTION: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
 
 
@@ -142,3 +143,17 @@ def test_the_default_model_never_breaks_a_character(default: RunningServer) -> N
     assert len(token_ids) == 40
     assert text == default.booted.loaded.tokenizer.decode(token_ids)
     assert any(ord(char) > 0x3000 for char in text)
+
+
+@pytest.mark.parametrize("activations", ["auto", "f32"])
+def test_the_example_of_the_readme_is_what_the_model_says(activations: str) -> None:
+    """However inputs are rounded, so that whoever tries it sees the same."""
+    text = README.read_text()
+    [asked] = re.findall(r"-d '(\{.*capital.*\})'", text)
+    [told] = re.findall(r'"content":"(.*?)","role":"assistant"', text)
+    body = json.loads(asked)
+    with LLM(activations=activations, max_model_len=1024, kv_memory="64MiB") as llm:
+        [answer] = llm.chat(
+            body["messages"], temperature=body["temperature"], max_tokens=body["max_tokens"]
+        )
+    assert answer.outputs[0].text == told
