@@ -1,6 +1,7 @@
 """`headrace calibrate`: what steps take on this machine, and what passes around them."""
 
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ from headrace.cli.output import (
 from headrace.cli.plan_answer import right_aligned
 from headrace.cli.plan_target import check_range
 from headrace.core.base.errors import ConfigError
+from headrace.core.config.units import counted
 from headrace.core.cost.calibration import LARGE_STEP_TOKENS, Calibration
 from headrace.core.cost.fitted import KNOTS
 from headrace.live.cost_file import write_calibration
@@ -28,6 +30,7 @@ from headrace.live.step_log import read_logs
 from headrace.models.files import check_writable
 from headrace.models.hub import resolve_model
 
+EVERY_S: Final = 10.0  # a line, where there is no terminal
 USUAL_ERROR: Final = 0.3  # of single steps on a quiet machine: 11 to 22 %
 
 
@@ -82,13 +85,23 @@ def calibrate(
 
 @contextmanager
 def showing_rounds() -> Iterator[Callable[[int, int], None]]:
-    """A bar on a terminal; elsewhere a line when the load begins, since it takes long."""
+    """A bar on a terminal; elsewhere a line when the load begins, since it takes long, and then now
+    and then.
+    """
     out = console(sys.stderr)
     if not out.is_terminal:
+        last_s = time.monotonic()
 
         def note(done: int, total: int) -> None:
+            nonlocal last_s
+            now_s = time.monotonic()
             if not done:
                 report_note(f"{total} rounds of requests: half a minute for each worker and pass")
+            elif now_s - last_s >= EVERY_S:
+                report_note(f"{done} of {total} rounds have ended")
+            else:
+                return
+            last_s = now_s
 
         yield note
         return
@@ -111,7 +124,7 @@ def steps_table(found: Calibration) -> Table:
     cost = found.steps
     table = right_aligned("a step takes, alone on its cores", "part", "cost", "unit")
     for tokens, cost_ns in zip(KNOTS, cost.knot_ns, strict=True):
-        table.add_row(f"{tokens} tokens", f"{cost_ns / 1e6:.2f}", "ms")
+        table.add_row(counted(tokens, "token"), f"{cost_ns / 1e6:.2f}", "ms")
     for name, cost_ns in (
         ("each sequence", cost.seq_ns),
         ("each row of logits", cost.logit_row_ns),

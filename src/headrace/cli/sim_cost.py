@@ -15,6 +15,7 @@ from headrace.core.cost.calibration import Calibration
 from headrace.core.cost.contention import MIN_STEPS
 from headrace.core.workload.recording import PoolFacts, Recording
 from headrace.live.cost_file import read_calibration
+from headrace.live.step_fit import NAME as STEP_FIT
 from headrace.live.step_log import read_logs
 from headrace.plan.engines import Provenance
 
@@ -89,6 +90,13 @@ def workers_words(pool: PoolFacts) -> str:
     return f"{pool.num_workers} {pool.role} workers, each"
 
 
+def _steps_words(pool: PoolFacts) -> str:
+    """A worker with few steps has what it measured before it served, or a guess."""
+    if pool.cost.name == STEP_FIT:
+        return "recorded steps, as their driver saw them"
+    return f"steps that were not recorded ({pool.cost.name}); it had too few since"
+
+
 def _own_machine(log: str, recording: Recording) -> Machine:
     if not is_recording(path_of(log)):
         times = read_logs([path_of(log)])
@@ -98,7 +106,7 @@ def _own_machine(log: str, recording: Recording) -> Machine:
     pools = recording.pools[-1].pools if recording.pools else ()
     sources = tuple(
         f"{workers_words(pool)} with a machine like the recorded one's:"
-        f" {pool.cost.num_samples} recorded steps, as their driver saw them"
+        f" {pool.cost.num_samples} {_steps_words(pool)}"
         for pool in pools
     )
     few = tuple(

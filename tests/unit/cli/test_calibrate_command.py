@@ -1,7 +1,9 @@
 """A log becomes a file, and the file a simulation that says where its numbers come from."""
 
 import json
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -93,3 +95,19 @@ def test_a_log_that_is_too_short_is_said(tmp_path: Path) -> None:
     write_log(tmp_path / "log", num_seqs=1)
     with pytest.raises(HeadraceError, match="a fit needs 50"):
         run(["calibrate", "--from", str(tmp_path / "log")])
+
+
+def test_who_waits_is_told_how_far_it_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounds of four seconds, after a server that took as long to start."""
+    clock = count(0.0, 4.0)
+    monkeypatch.setattr(command, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    with command.showing_rounds() as on_round:
+        for done in range(9):
+            on_round(done, 8)
+    assert capsys.readouterr().err.splitlines() == [
+        "8 rounds of requests: half a minute for each worker and pass",
+        "3 of 8 rounds have ended",
+        "6 of 8 rounds have ended",
+    ]

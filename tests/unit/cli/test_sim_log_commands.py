@@ -22,6 +22,7 @@ from headrace.core.cost.fitted import FittedCostModel, StepTimes
 from headrace.core.engine.trace import Frame
 from headrace.live.cost_file import write_calibration
 from headrace.live.event_log import EventLogReader, EventLogWriter
+from headrace.live.step_fit import NAME as STEP_FIT
 from support.calibrations import SPEC, calibration_of, write_log
 from support.fake_device import LinearCost
 from support.live import Ear, ManualExecutor, live_engine, seq_spec, worker_spec
@@ -223,6 +224,13 @@ def test_a_recording_says_whose_steps_it_takes(
     found = answer(capsys, "run", log)["provenance"]
     assert found["kind"] == "recorded"
     assert found["sources"] == [
+        "1 mixed worker with a machine like the recorded one's: 100 steps that were not recorded"
+        " (a line); it had too few since"
+    ]
+    fitted = msgspec.structs.replace(COST, name=STEP_FIT)
+    seen = msgspec.structs.replace(pool(1), cost=fitted)
+    log.write_bytes(b"".join(lines_of(load_recording(str(log)).requests, seen, is_alone=True)))
+    assert answer(capsys, "run", log)["provenance"]["sources"] == [
         "1 mixed worker with a machine like the recorded one's: 100 recorded steps, as their"
         " driver saw them"
     ]
