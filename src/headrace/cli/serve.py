@@ -89,7 +89,11 @@ def _start(config: Config) -> Start:
         return lambda report: boot(config, on_progress=report)
     from headrace.cluster.boot import boot_cluster
 
-    return lambda report: boot_cluster(config, on_progress=report)
+    return lambda report: boot_cluster(config, on_progress=report, on_wait=_note_wait)
+
+
+def _note_wait(text: str) -> None:
+    report_note(f"waiting for workers: {text}")
 
 
 def _restart_on_hang_up(loading: Loading) -> None:

@@ -3,6 +3,7 @@
 The front end has the text and the workers have the weights.
 """
 
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from headrace.cluster.front import ClusterEngine
 from headrace.cluster.placement.port import Placer
 from headrace.cluster.process import WORKER
 from headrace.cluster.site import Site, open_site
+from headrace.cluster.states import awaited
 from headrace.cluster.wire import Configure, Ready
 from headrace.core.base.errors import ConfigError
 from headrace.core.config.cluster import ClusterConfig
@@ -30,6 +32,8 @@ from headrace.models.load import LoadedText, ModelDescription, load_text
 from headrace.models.text.template import ChatTemplate
 
 PROGRESS_S = 0.1
+NOTE_AFTER_S = 5.0  # a start that is quicker is not worth a word
+NOTE_EVERY_S = 30.0
 KV_LINK = "memory"  # between workers of one machine, as cost models call it
 
 
@@ -98,12 +102,13 @@ def boot_cluster(
     config: Config,
     *,
     on_progress: Progress | None = None,
+    on_wait: Callable[[str], None] = lambda text: None,
     placer: Placer | None = None,
     worker_module: str = WORKER,
 ) -> BootedCluster:
-    """Start the workers of `config.cluster` and wait until all are ready. `placer` stands for the
-    cluster that they are to run on, `worker_module` for the program of those that run here. Raises
-    ConfigError.
+    """Start the workers of `config.cluster` and wait until all are ready; `on_wait` hears now and
+    then what is waited for, where that takes long. `placer` stands for the cluster that they are to
+    run on, `worker_module` for the program of those that run here. Raises ConfigError.
     """
     if (config.autoscaler.enabled or config.cluster.on) and not config.cluster.num_workers:
         config = replace(config, cluster=replace(config.cluster, workers=1))
@@ -119,8 +124,7 @@ def boot_cluster(
         # While the workers load, in processes of their own.
         text = load_text(path, chat_template=template_path(config.model))
         stack.callback(text.close)
-        while (ready := engine.wait_ready(PROGRESS_S)) is None:
-            report(*_stage(engine, progress[0]))
+        ready = _wait(engine, lambda: report(*_stage(engine, progress[0])), on_wait)
         spec = ready[0].spec
         text_engine = TextEngine(
             engine, text.tokenizer, max_model_len=spec.max_model_len, vocab_size=spec.vocab_size
@@ -132,6 +136,18 @@ def boot_cluster(
             text_engine=text_engine,
             close=stack.pop_all().close,
         )
+
+
+def _wait(
+    engine: ClusterEngine, report: Callable[[], None], on_wait: Callable[[str], None]
+) -> list[Ready]:
+    note_s = time.monotonic() + NOTE_AFTER_S
+    while (ready := engine.wait_ready(PROGRESS_S)) is None:
+        report()
+        if time.monotonic() >= note_s and (text := awaited(engine.workers())):
+            on_wait(text)
+            note_s = time.monotonic() + NOTE_EVERY_S
+    return ready
 
 
 def _engine(config: Config, site: Site, path: Path, on_progress: Progress) -> ClusterEngine:

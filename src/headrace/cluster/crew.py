@@ -233,6 +233,7 @@ class Crew:
             self.fleet.heard(slot, self._now, None)
         match message:
             case wire.Loading(stage, done, total):
+                self.fleet.loads(slot, stage, done, total)
                 if self._on_progress is not None and slot.num_starts == 1:
                     self._on_progress(stage, done, total)
             case wire.Ready():
@@ -301,7 +302,7 @@ class Crew:
         if misfit := self._misfit(ready):
             self._turn_away(slot, Cause.MISFIT, misfit)
             return
-        self.fleet.set_role(slot, ready.role)
+        self.fleet.loaded(slot, ready)
         if not self.canaries.begin(self._now, slot, ready):
             self._let_serve(slot, ready)
 

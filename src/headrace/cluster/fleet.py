@@ -26,6 +26,8 @@ from headrace.core.workload.recording import PoolFacts
 BEGINNING: Final = Ns(0)
 GOOD_LIFE_NS: Final = Ns(10 * NS_PER_S)  # ready for so long, its end is no sign of a fault
 START_TIMEOUT_S: Final = 60.0  # until a process says its first word
+# Of the silence that is allowed: a machine on which workers load may let them do nothing else.
+LOADING_TIMEOUTS: Final = 6
 MAX_DOUBLINGS: Final = 6  # of the wait before a start
 MAX_BAD_STARTS: Final = 5  # in a row, after which a worker that was never ready is given up
 MAX_GONE: Final = 1024  # names that are remembered though nobody has them
@@ -84,6 +86,8 @@ class Slot:
     ready_ns: Ns = BEGINNING
     heard_ns: Ns = BEGINNING
     has_spoken: bool = False  # in this life
+    has_loaded: bool = False  # likewise
+    loading: tuple[str, int, int] | None = None  # while it does: the stage, done, in all
     restart_ns: Ns = BEGINNING
     num_starts: int = 0
     num_short_lives: int = 0  # in a row
@@ -206,7 +210,7 @@ class Fleet:
 
     def _begin(self, slot: Slot, now: Ns, process: WorkerProcess) -> None:
         slot.process = process
-        slot.heard_ns, slot.has_spoken = now, False
+        slot.heard_ns, slot.has_spoken, slot.has_loaded, slot.loading = now, False, False, None
         slot.num_starts += 1
         process.send(self.configure(slot))
 
@@ -229,11 +233,20 @@ class Fleet:
         slot.stats = stats or slot.stats
         slot.cost = cost or slot.cost
 
+    def loads(self, slot: Slot, stage: str, done: int, total: int) -> None:
+        slot.loading = stage, done, total
+
+    def loaded(self, slot: Slot, ready: Ready) -> None:
+        """It could serve, as far as it knows."""
+        slot.has_loaded, slot.loading = True, None
+        self.set_role(slot, ready.role)
+
     def is_up(self, slot: Slot, now: Ns, ready: Ready) -> WorkerId:
         """It is ready: the id of this life, which no other one has."""
         slot.worker_id = WorkerId(self._next_worker_id)
         self._next_worker_id += 1
         slot.ready, slot.ready_ns, slot.heard_ns = ready, now, now
+        slot.has_loaded = True
         return slot.worker_id
 
     def ask_role(self, slot: Slot, role: Role) -> None:
@@ -312,7 +325,9 @@ class Fleet:
         return min(times, default=None)
 
     def _silent_from(self, slot: Slot) -> Ns:
-        limit_s = self.config.silence_timeout_s if slot.has_spoken else self._start_timeout_s
+        limit_s = self._start_timeout_s
+        if slot.has_spoken:
+            limit_s = self.config.silence_timeout_s * (1 if slot.has_loaded else LOADING_TIMEOUTS)
         return Ns(slot.heard_ns + round(limit_s * NS_PER_S))
 
     def pool_facts(self) -> tuple[PoolFacts, ...]:

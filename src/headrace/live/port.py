@@ -40,6 +40,7 @@ class WorkerState:
     name: str
     role: str
     phase: WorkerPhase
+    stage: str  # what it is about before it is ready, in words; empty = it is, or has no process
     has_come: bool  # its process is there; it may be loading
     is_ready: bool
     pid: int | None  # None while it has no process

@@ -39,7 +39,10 @@ class ClusterConfig:
         3, "workers that a request may lose before it ends with an error", low=0, high=100
     )
     silence_timeout_s: float = setting(
-        5.0, "silence after which a worker is taken for lost", low=1, high=3600
+        5.0,
+        "silence after which a worker is taken for lost; six times as long while it loads",
+        low=1,
+        high=3600,
     )
     restart_delay_s: float = setting(
         0.5,
