@@ -15,7 +15,6 @@ before the next step begins.
 
 from collections.abc import Iterator
 
-from headrace.core.base.errors import InvariantError
 from headrace.core.base.events import Admitted, EngineEffect, Preempted
 from headrace.core.base.plan import SeqStep, StepPlan
 from headrace.core.base.types import NS_PER_MS, Ns, SeqId, StepId
@@ -26,7 +25,8 @@ from headrace.core.kv.manager import KvManager
 from headrace.core.scheduler.burst import Burst
 from headrace.core.scheduler.forecast import count_prefill, predict_ttft_ns
 from headrace.core.scheduler.lanes import DeficitRoundRobin, ShortShare
-from headrace.core.scheduler.policies import is_protected, promised_tokens, victim_for
+from headrace.core.scheduler.policies import promised_tokens, victim_for
+from headrace.core.scheduler.promises import Promises
 from headrace.core.scheduler.room import Company, room_of
 from headrace.core.scheduler.sequence import Sequence, State
 from headrace.core.scheduler.shares import share_of
@@ -44,6 +44,7 @@ class Scheduler:
         self.cost = LearnedCost(cost)
         self._waiting = WaitingQueue(config, kv)
         self._running: dict[SeqId, Sequence] = {}
+        self._promises = Promises(config, kv, self._running)
         self._twins = Twins(kv)
         self._burst = Burst()
         self._short_share = ShortShare(config.short_prompt_share)
@@ -81,7 +82,12 @@ class Scheduler:
     @property
     def num_promised_blocks(self) -> int:
         """Blocks that running sequences were promised and do not hold yet."""
-        return sum(self._num_promised(seq) for seq in self._running.values())
+        return self._promises.num_blocks
+
+    @property
+    def num_kept(self) -> int:
+        """Of these, the blocks that nobody else may take, as they were promised for good."""
+        return self._promises.num_kept
 
     @property
     def usual_itl_ms(self) -> float:
@@ -271,7 +277,7 @@ class Scheduler:
 
     def _make_room(self, seq: Sequence, num_tokens: int, step: StepDraft, now: Ns) -> bool:
         """Let the sequence grow at the cost of others; False = it had to be preempted itself."""
-        while not self._grow(seq, num_tokens, step):
+        while not self._promises.grow(seq, num_tokens, step):
             if step.is_ahead:
                 step.is_abandoned = not step.has_admitted
                 return False
@@ -287,23 +293,6 @@ class Scheduler:
             if victim is seq:
                 return False
         return True
-
-    def _grow(self, seq: Sequence, num_tokens: int, step: StepDraft) -> bool:
-        """Reserve what is not promised to protected sequences, of which this may be one."""
-        num_missing = self._kv.blocks_for(num_tokens) - self._kv.num_held(seq.seq_id)
-        if num_missing <= 0:
-            return True
-        if is_protected(self._config, seq):
-            if not self._kv.reserve(seq.seq_id, num_tokens):
-                raise InvariantError(
-                    "promised blocks are gone", seq_id=seq.seq_id, num_missing=num_missing
-                )
-            step.num_kept = None
-            return True
-        if step.num_kept is None:
-            step.num_kept = self.num_kept
-        has_room = num_missing <= self._kv.num_available - step.num_kept
-        return has_room and self._kv.reserve(seq.seq_id, num_tokens)
 
     # ---- waiting sequences
 
@@ -332,7 +321,7 @@ class Scheduler:
                 num_passed += 1
                 continue
             seq.promised_tokens = promised_tokens(self._config, seq)
-            num_needed = self._num_needed(seq)
+            num_needed = self._promises.num_needed(seq)
             if num_needed > self._kv.num_available - num_reserved:
                 num_passed += 1
                 if now - seq.queued_ns >= self._config.skip_ahead_age_ms * NS_PER_MS:
@@ -340,7 +329,7 @@ class Scheduler:
                 continue
             if not self._admit(seq, step):
                 break
-            num_reserved += self._num_promised(seq)
+            num_reserved += self._promises.num_left(seq)
 
     def _is_lane_closed(self, seq: Sequence, step: StepDraft) -> bool:
         if seq.is_long and len(self._long_turns) >= self._config.max_long_prefills:
@@ -372,23 +361,6 @@ class Scheduler:
         step.effects.append(Admitted(seq.seq_id, hit.num_tokens))
         self._schedule(seq, num_tokens, step)
         return True
-
-    def _num_needed(self, seq: Sequence) -> int:
-        """Blocks that its promise takes out of what is available, now or later."""
-        known = self._kv.match(seq.chain, seq.reusable_tokens)
-        unheld = self._kv.num_unheld_of(seq.chain, known)
-        return self._kv.blocks_for(seq.promised_tokens) - known + unheld
-
-    def _num_promised(self, seq: Sequence) -> int:
-        if seq.promised_tokens <= seq.num_planned:
-            return 0
-        return max(0, self._kv.blocks_for(seq.promised_tokens) - self._kv.num_held(seq.seq_id))
-
-    @property
-    def num_kept(self) -> int:
-        """Of these, the blocks that nobody else may take, as they were promised for good."""
-        running = self._running.values()
-        return sum(self._num_promised(seq) for seq in running if is_protected(self._config, seq))
 
     # ---- one sequence's share
 
