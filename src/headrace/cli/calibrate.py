@@ -21,6 +21,7 @@ from headrace.cli.output import (
 )
 from headrace.cli.plan_answer import right_aligned
 from headrace.cli.plan_target import check_range
+from headrace.cli.sim_cost import USUAL_ERROR
 from headrace.core.base.errors import ConfigError
 from headrace.core.config.units import counted
 from headrace.core.cost.calibration import LARGE_STEP_TOKENS, Calibration
@@ -31,7 +32,6 @@ from headrace.models.files import check_writable
 from headrace.models.hub import resolve_model
 
 EVERY_S: Final = 10.0  # a line, where there is no terminal
-USUAL_ERROR: Final = 0.3  # of single steps on a quiet machine: 11 to 22 %
 
 
 def calibrate(

@@ -20,6 +20,8 @@ from headrace.live.step_log import read_logs
 from headrace.plan.engines import Provenance
 
 MAX_SHARING: Final = 4096
+USUAL_ERROR: Final = 0.3  # of single steps on a quiet machine: 11 to 22 %
+BUSY: Final = "usual are 10 to 20 %, so the machine was busy with something else"
 
 
 class Machine(NamedTuple):
@@ -35,7 +37,8 @@ def provenance_of(found: Calibration, file: str, sharing: int) -> Provenance:
     sources = [
         f"{file}: {found.source} on {found.machine}",
         f"relative error of {error.num_steps} steps held out: {error.mean:.1%} on average,"
-        f" p95 {error.p95:.1%}, all together {error.bias:+.1%}",
+        f" p95 {error.p95:.1%}, all together {error.bias:+.1%}"
+        + (f": {BUSY}" if error.mean > USUAL_ERROR else ""),
         "each worker has a machine of its own"
         if sharing == 1
         else f"{sharing} workers share the cores of each machine",

@@ -89,6 +89,12 @@ def test_steps_that_vary_by_what_else_ran_are_told(
     monkeypatch.setattr(command, "calibration_of", lambda *_, **__: busy)
     assert run(["calibrate", "--from", str(log)]) == 0
     assert "off by 41% on average" in capsys.readouterr().err
+    file = tmp_path / "cost.json"
+    for calibrated, is_told in ((busy, True), (found, False)):
+        write_calibration(file, calibrated)
+        asked = ["sim", "--cost", str(file), "--mixed", "1", "--requests", "3", "--workload", "rag"]
+        sources = " ".join(figures(capsys, *asked)["provenance"]["sources"])
+        assert ("the machine was busy with something else" in sources) == is_told
 
 
 def test_a_log_that_is_too_short_is_said(tmp_path: Path) -> None:
