@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from random import Random
 
+from headrace.adapters.movers.lane import STALL_S
 from headrace.cluster.wire import Submit
 from headrace.core.base.events import (
     Arrive,
@@ -14,6 +15,7 @@ from headrace.core.base.events import (
     CopyDone,
     Finish,
     Reject,
+    StartCopy,
     StepDone,
     Timer,
 )
@@ -33,6 +35,7 @@ from headrace.core.router.index import NUM_SHARDS
 from support.cluster_parts import Front, Gone, Line, Worker
 from support.fake_device import VOCAB, expected_output
 
+STALL_NS = round(STALL_S * NS_PER_S)
 ONE_MORE = SeqId(1 << 40)
 
 
@@ -69,6 +72,7 @@ class ClusterWorld:
         self._free_names: list[str] = []
         self._copy_failure_rate = copy_failure_rate
         self.num_copied_blocks = 0
+        self.stopped_ns: dict[Worker, Ns] = {}  # workers that do nothing, since when
         self.roles = roles
         for role in roles:
             self.add_worker(role)
@@ -176,6 +180,7 @@ class ClusterWorld:
     def lose_worker(self, worker: Worker) -> None:
         """What it has said and nobody has heard is lost with it."""
         self.workers.remove(worker)
+        self.stopped_ns.pop(worker, None)
         self._free_names.append(worker.name)
         self.num_lost_workers += 1
         for line in worker.lines:
@@ -195,6 +200,12 @@ class ClusterWorld:
         worker.tell_all_cached(line)
         return line
 
+    def stop(self, worker: Worker) -> None:
+        self.stopped_ns[worker] = self.now
+
+    def wake(self, worker: Worker) -> None:
+        del self.stopped_ns[worker]
+
     def _hang_up(self, line: Line) -> None:
         for _ in range(self.rng.randrange(len(line.to_worker) + 1)):
             line.to_worker.pop()
@@ -211,22 +222,10 @@ class ClusterWorld:
         self.handle(Cancel(seq_id), front)
 
     def advance(self) -> bool:
-        """One thing somewhere goes on; False where nothing is left to."""
-        actions: list[Callable[[], None]] = []
-        for worker in self.workers:
-            for line in worker.lines:
-                if line.to_worker:
-                    actions.append(partial(self._deliver, worker, line))
-                if line.to_front:
-                    actions.append(partial(self._hear, line))
-            if worker.plans:
-                actions.append(partial(self._end_step, worker))
-            if worker.copies:
-                actions.append(partial(self._end_copy, worker))
-            if any(at_ns <= self.now for at_ns, _ in worker.timers):
-                actions.append(partial(self._ring, worker))
-        if actions:
-            self.rng.choice(actions)()
+        """One thing somewhere goes on, or time to the next one passes; False where nothing is left
+        to.
+        """
+        if self.act():
             return True
         for front in self.fronts:
             if front.timers:
@@ -236,6 +235,27 @@ class ClusterWorld:
                 self.handle(Timer(timer_id), front)
                 return True
         return False
+
+    def act(self) -> bool:
+        """One thing goes on that need not wait; False where there is none."""
+        actions: list[Callable[[], None]] = []
+        for worker in self.workers:
+            for line in worker.lines:
+                if line.to_worker and worker not in self.stopped_ns:
+                    actions.append(partial(self._deliver, worker, line))
+                if line.to_front:
+                    actions.append(partial(self._hear, line))
+            if worker in self.stopped_ns:
+                continue
+            if worker.plans:
+                actions.append(partial(self._end_step, worker))
+            if self._copies_that_end(worker):
+                actions.append(partial(self._end_copy, worker))
+            if any(at_ns <= self.now for at_ns, _ in worker.timers):
+                actions.append(partial(self._ring, worker))
+        if actions:
+            self.rng.choice(actions)()
+        return bool(actions)
 
     @property
     def num_living(self) -> int:
@@ -317,13 +337,25 @@ class ClusterWorld:
         result = worker.device.run(worker.plans.popleft())
         worker.handle(self._tick(), StepDone(result))
 
+    def _copies_that_end(self, worker: Worker) -> list[StartCopy]:
+        """All but those from a worker that has stopped just now."""
+        if not self.stopped_ns:
+            return worker.copies
+        silent_ns = {one.name: stopped_ns + STALL_NS for one, stopped_ns in self.stopped_ns.items()}
+        return [one for one in worker.copies if silent_ns.get(one.source, 0) <= self.now]
+
     def _end_copy(self, worker: Worker) -> None:
         """What the source has by now; or less, where something goes wrong on the way."""
-        copy = worker.copies.pop(self.rng.randrange(len(worker.copies)))
+        copies = self._copies_that_end(worker)
+        copy = copies[self.rng.randrange(len(copies))]
+        worker.copies.remove(copy)
         source = next((w for w in self.workers if w.name == copy.source), None)
+        most = len(copy.names)
+        if source in self.stopped_ns:
+            most = self.rng.randrange(most + 1)
         num_blocks = 0
         for name, block_id in zip(copy.names, copy.block_ids, strict=True):
-            if source is None or name not in source.cached:
+            if num_blocks == most or source is None or name not in source.cached:
                 break
             if self.rng.random() < self._copy_failure_rate:
                 break

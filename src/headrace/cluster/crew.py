@@ -19,6 +19,7 @@ from headrace.cluster.fleet import Cause, Fleet, Slot
 from headrace.cluster.process import WorkerProcess
 from headrace.cluster.roles import RoleChanges
 from headrace.cluster.snapshots import Snapshots
+from headrace.cluster.stall_watch import StallWatch
 from headrace.cluster.switchboard import Speaker, Switchboard
 from headrace.core.base.errors import ConfigError, TransferError
 from headrace.core.base.types import NS_PER_S, Ns, WorkerId
@@ -82,11 +83,8 @@ class Crew:
         self.canaries = Canaries(fleet.config, self._send)
         self.roles = RoleChanges(fleet, self._send)
         self._snapshots = Snapshots()
+        self._stall_watch = StallWatch(fleet, handle)
         self.on_record: OnRecord = lambda record: None
-
-    @property
-    def is_hopeless(self) -> bool:
-        return self.fleet.is_hopeless
 
     @property
     def faults(self) -> str:
@@ -152,6 +150,7 @@ class Crew:
             process, (slot, cause, reason) = self._to_lose.popitem()
             if slot.process is process:
                 self._lose(slot, cause, reason)
+        self._stall_watch.turn(self._now)
         self._end_leaving()
         if is_starting:
             try:
@@ -187,6 +186,7 @@ class Crew:
             self.fleet.next_ns(),
             self.canaries.next_ns(),
             self._endings.next_ns(self._now),
+            self._stall_watch.next_ns,
             Ns(self._renewed_ns + self._renew_ns) if self._has_remote else None,
             self._door.rests_until(self._now) if self._door is not None else None,
         )

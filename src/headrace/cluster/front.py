@@ -115,6 +115,7 @@ class ClusterEngine(Intake[Restart | SetWorkerRole]):
                 num_waiting=stats.num_waiting + self._core.num_unrouted,
                 num_migrations=self._core.num_migrations,
                 num_handoffs=self._core.num_handoffs,
+                num_recalls=self._core.num_recalls,
             )
 
     def workers(self) -> list[WorkerState]:
@@ -190,7 +191,7 @@ class ClusterEngine(Intake[Restart | SetWorkerRole]):
         if self._autoscaling is not None and not self._is_ending:
             self._autoscaling.turn(self._now)
         self._crew.settle(is_starting=not (self._is_ending or self._failure))
-        if self._crew.is_hopeless:
+        if self._crew.fleet.is_hopeless:
             self._fail(f"no worker can be started ({self._crew.faults})")
         if not self._listeners.num_living:
             self._calls += [partial(done.set_result, None) for done in self._drains]

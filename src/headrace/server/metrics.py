@@ -292,6 +292,7 @@ class Metrics:
             ("failed_steps", "steps that failed", stats.num_failed_steps),
             ("migrations", "requests that outlived their worker", stats.num_migrations),
             ("handoffs", "requests whose prompt another worker computed", stats.num_handoffs),
+            ("handoff_recalls", "hand-offs taken from a silent worker", stats.num_recalls),
             ("failed_kv_loads", "KV of others that came late or not whole", stats.num_failed_loads),
             ("preemptions", "sequences whose blocks were taken", stats.num_preemptions),
             ("recomputed_tokens", "tokens computed again", stats.num_recomputed_tokens),

@@ -44,6 +44,13 @@ class ClusterConfig:
         low=1,
         high=3600,
     )
+    stall_timeout_s: float = setting(
+        0.75,
+        "silence after which others go on with the prompts that a worker computes for them, and"
+        " with what it was handed and has not begun",
+        low=0.5,
+        high=3600,
+    )
     restart_delay_s: float = setting(
         0.5,
         "wait before a worker that lived less than 10 s starts again; doubled each time, to 64 x",

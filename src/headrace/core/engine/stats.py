@@ -22,5 +22,6 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     num_computed_tokens: int  # rows of the steps that were done
     num_migrations: int = 0  # requests that went on after their worker was lost
     num_handoffs: int = 0  # requests whose prompt another worker computed
+    num_recalls: int = 0  # hand-offs in which a worker had stalled, and another went on
     num_failed_loads: int = 0  # loads of KV that came late or not whole: the rest was computed here
     full_step_ns: int | None = None  # of prompts alone, learned; None = too few steps to tell

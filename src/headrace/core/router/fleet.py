@@ -305,7 +305,7 @@ class _Asks:
     def find_fault(self, worker: Worker) -> str:
         if worker.most_tokens < self.most_tokens:
             return TOO_LONG
-        return "died on it" if worker.worker_id in self.excluded else ""
+        return "died on it, or stopped" if worker.worker_id in self.excluded else ""
 
     def find_doubt(self, worker: Worker) -> str:
         """Why to wait for nothing that this worker says or does."""

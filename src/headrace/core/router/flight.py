@@ -4,15 +4,18 @@ Decides what a reader hears of a worker's words, and what a router is told of th
 to choose a worker. Pure.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
+from headrace.core.base.errors import InvariantError
 from headrace.core.base.events import (
     Admitted,
+    Cancel,
     Computed,
     Emit,
+    EndLease,
     Expect,
     Finish,
     Preempted,
@@ -21,6 +24,7 @@ from headrace.core.base.events import (
 from headrace.core.base.plan import WorkerSpec
 from headrace.core.base.request import FinishReason, SeqSpec
 from headrace.core.base.types import SeqId, WorkerId
+from headrace.core.base.worker import Role
 from headrace.core.kv.names import BlockChain, root_name
 from headrace.core.router.events import RouteReject, RouteRequest
 
@@ -65,6 +69,11 @@ class Flight:
         self.excluded: tuple[WorkerId, ...] = ()  # that were lost with it
         self.num_failures = 0  # of these; the others were asked to leave
         self.num_output_tokens = 0  # since it came to its worker
+        self._has_begun = False  # its worker has said so
+        self._is_recalled = False  # it was, once
+        # Workers that it was taken from, and may still say something of these sequences: nobody
+        # would know which life of a sequence such a word is about if it were there again.
+        self._left: dict[WorkerId, set[SeqId]] = {}
         self._parts = {spec.seq_id: _Part(spec) for spec in specs}
 
     def __contains__(self, seq_id: SeqId) -> bool:
@@ -87,6 +96,17 @@ class Flight:
         return self.is_prefilling and all(part.is_prefilled for part in self._parts.values())
 
     @property
+    def asks_for(self) -> Role:
+        """Of the next worker that it goes to."""
+        return Role.PREFILL if self.is_prefilling else Role.MIXED
+
+    @property
+    def is_handed_over(self) -> bool:
+        """Whether its worker is to hand it on, or was handed it and has not begun."""
+        is_late = self._is_recalled or self.lender is not None
+        return self.is_prefilling or (is_late and not self._has_begun)
+
+    @property
     def num_migrations(self) -> int:
         return len(self.excluded)
 
@@ -95,6 +115,7 @@ class Flight:
         part = self._parts.get(word.seq_id)
         if part is None:
             return None
+        self._has_begun = True
         match word:
             case Emit():
                 return self._hear_tokens(part, word)
@@ -163,6 +184,37 @@ class Flight:
         assert self.worker_id is not None
         self.excluded += (self.worker_id,)
         self.num_failures += is_failure
+        return self._leave(reason)
+
+    def farewell(self) -> list[Cancel | EndLease]:
+        """What its worker has to be told where it is to go on elsewhere."""
+        return [
+            EndLease(seq_id) if part.is_prefilled else Cancel(seq_id)
+            for seq_id, part in self._parts.items()
+        ]
+
+    def recall(self) -> list[Said]:
+        """It is taken from its worker, which may have stopped, and decoded elsewhere, prompt and
+        all: what its readers hear of it.
+        """
+        assert self.worker_id is not None
+        self._left[self.worker_id] = {
+            seq_id for seq_id, part in self._parts.items() if not part.is_prefilled
+        }
+        self.is_prefilling, self._is_recalled = False, True
+        return self._leave("its worker has stopped")
+
+    def has_left(self, worker_id: WorkerId, word: Word) -> bool:
+        """Whether this ends the life of a sequence at a worker that it was taken from."""
+        left = self._left.get(worker_id, set())
+        if not isinstance(word, Finish | Reject) or word.seq_id not in left:
+            return False
+        left.remove(word.seq_id)
+        if not left:
+            del self._left[worker_id]
+        return True
+
+    def _leave(self, reason: str) -> list[Said]:
         self.worker_id = None
         if not any(part.is_lent for part in self._parts.values()):
             self.lender = None  # nothing is held: its prompt is computed like a new one's
@@ -184,6 +236,7 @@ class Flight:
         """It goes to this worker: the sequences with all that they have."""
         self.worker_id = worker_id
         self.num_output_tokens = 0
+        self._has_begun = False
         return tuple(self._resumed(part, kv_source) for part in self._parts.values())
 
     def leave_prefill(self) -> None:
@@ -204,7 +257,12 @@ class Flight:
             adapter=part.spec.adapter,
         )
 
-    def as_request(self, of: WorkerSpec | None, neighbour_weight: float = 0.0) -> RouteRequest:
+    def as_request(
+        self,
+        of: WorkerSpec | None,
+        neighbour_weight: float = 0.0,
+        shunned: tuple[WorkerId, ...] = (),
+    ) -> RouteRequest:
         """As the router sees it: what is known of it, and what is still to come. Its blocks have
         the names that any worker gives them, since all serve the same model. The weight counts
         unless its prompt is computed, and held for whoever decodes it.
@@ -230,8 +288,8 @@ class Flight:
             adapter=spec.adapter,
             arrived_ns=spec.arrived_ns,
             deadline_ns=spec.deadline_ns,
-            excluded=self.excluded,
-            is_migration=self.num_migrations > 0 or self.lender is not None,
+            excluded=(*self.excluded, *self._left, *shunned),
+            is_migration=self.num_migrations > 0 or self.lender is not None or self._is_recalled,
             neighbour_weight=neighbour_weight if self.lender is None else 0.0,
         )
 
@@ -291,3 +349,14 @@ class Flight:
 
 def _with_cached(word: Finish, num_cached_tokens: int) -> Finish:
     return msgspec.structs.replace(word, num_cached_tokens=num_cached_tokens)
+
+
+def check_flights(flights: Collection[Flight], flight_of: Mapping[SeqId, Flight]) -> None:
+    """Raise InvariantError unless every sequence that lives is under way, once."""
+    for flight in flights:
+        for seq_id in flight:
+            if flight_of.get(seq_id) is not flight:
+                raise InvariantError("a request has lost a sequence", seq_id=seq_id)
+    num_seqs = sum(len(flight) for flight in flights)
+    if num_seqs != len(flight_of) or any(flight.is_over for flight in flights):
+        raise InvariantError("sequences do not add up", seqs=num_seqs, living=len(flight_of))

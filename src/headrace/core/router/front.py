@@ -49,8 +49,16 @@ from headrace.core.router.events import (
     WorkerStats,
     WorkerUp,
 )
-from headrace.core.router.flight import Flight, Said, Word
-from headrace.core.router.front_events import EndAll, Forward, FrontEffect, FrontEvent, WorkerSaid
+from headrace.core.router.flight import Flight, Said, Word, check_flights
+from headrace.core.router.front_events import (
+    EndAll,
+    Forward,
+    FrontEffect,
+    FrontEvent,
+    WorkerResumed,
+    WorkerSaid,
+    WorkerStalled,
+)
 from headrace.core.router.handoffs import Legs, as_coming, as_prompt, is_worth_it
 from headrace.core.router.members import Members
 
@@ -65,7 +73,7 @@ class FrontCore:
 
     Where there are workers for prefill, one of them may compute its prompt and first token, while
     another copies the KV that is there by then, and then the rest, and goes on. If anything of that
-    fails, what is missing is computed there.
+    fails, what is missing is computed there, and if a worker falls silent in it, elsewhere.
     """
 
     def __init__(self, router: RouterCore, config: ClusterConfig) -> None:
@@ -80,6 +88,7 @@ class FrontCore:
         self._numbers: dict[str, int] = {}  # of the last requests, by their ids
         self.num_migrations = 0  # requests that went on elsewhere because their worker was lost
         self.num_handoffs = 0  # requests whose prompt was computed by another worker
+        self.num_recalls = 0  # that did not wait in a hand-off for a worker that had stalled
 
     # ---- queries
 
@@ -102,28 +111,17 @@ class FrontCore:
 
     def waiting_for(self) -> list[Role]:
         """What each request that waits for a worker asks of it."""
-        return [
-            Role.PREFILL if flight.is_prefilling else Role.MIXED
-            for flight in self._flights.values()
-            if flight.worker_id is None
-        ]
+        return [flight.asks_for for flight in self._flights.values() if flight.worker_id is None]
 
     def decision(self, request_id: str) -> Decision | None:
         """Why a request went where it is, or was, last; None where that is forgotten."""
-        number = self._numbers.get(request_id)
-        return None if number is None else self._router.decision(number)
+        return self._router.decision(self._numbers.get(request_id, -1))
 
     def check(self) -> None:
         """Raise InvariantError unless every sequence that lives is under way, once."""
         self._router.check()
         self._legs.check()
-        for flight in self._flights.values():
-            for seq_id in flight:
-                if self._flight_of.get(seq_id) is not flight:
-                    raise InvariantError("a request has lost a sequence", seq_id=seq_id)
-        num_seqs = sum(len(flight) for flight in self._flights.values())
-        if num_seqs != len(self._flight_of) or any(f.is_over for f in self._flights.values()):
-            raise InvariantError("sequences do not add up", seqs=num_seqs, living=self.num_living)
+        check_flights(self._flights.values(), self._flight_of)
 
     # ---- the machine
 
@@ -149,6 +147,11 @@ class FrontCore:
             case WorkerUp():
                 self._workers.add(event)
                 self._route(event, effects)
+                if self._workers.stalled():
+                    self._pass_by(effects)
+            case WorkerStalled(worker_id) | WorkerResumed(worker_id):
+                self._workers.note(worker_id, is_stalled=isinstance(event, WorkerStalled))
+                self._pass_by(effects)
             case WorkerDrain(worker_id):
                 self._workers.drain(worker_id)
                 self._route(event, effects)
@@ -206,7 +209,12 @@ class FrontCore:
     def _hear(self, worker_id: WorkerId, word: Word, effects: list[FrontEffect]) -> None:
         flight = self._flight_of.get(word.seq_id)
         # A word about a sequence that has ended here, or is elsewhere, means nothing any more.
-        if flight is None or flight.worker_id != worker_id:
+        if flight is None:
+            return
+        if flight.worker_id != worker_id:
+            if flight.has_left(worker_id, word):
+                effects.append(Forward(worker_id, EndLease(word.seq_id)))
+                self._send_if_waiting(flight, effects)  # it may be its worker again
             return
         if isinstance(word, Emit):
             before = flight.num_output_tokens
@@ -255,13 +263,30 @@ class FrontCore:
 
     # ---- hand-off
 
+    def _pass_by(self, effects: list[FrontEffect]) -> None:
+        """What a worker that has stalled was to hand on, or was handed, goes elsewhere, if anybody
+        can take it; and first, those who wait for a worker may not be sent there.
+        """
+        for flight in list(self._flights.values()):
+            self._send_if_waiting(flight, effects)
+        for worker_id in filter(self._workers.can_do_without, self._workers.stalled()):
+            for flight in list(self._flights.values()):
+                if flight.worker_id == worker_id and flight.is_handed_over:
+                    self._recall(flight, worker_id, effects)
+
+    def _recall(self, flight: Flight, worker_id: WorkerId, effects: list[FrontEffect]) -> None:
+        """What it has computed and not told is lost, and what it tells late counts for nothing."""
+        self.num_recalls += 1
+        self._drop_leg(flight, effects)
+        effects += [Forward(worker_id, word) for word in flight.farewell()]
+        self._say(flight, flight.recall(), effects)
+        self._send_if_waiting(flight, effects)
+
     def _spare_prefill(self, effects: list[FrontEffect]) -> None:
         """Where nobody computes prompts for others any more, those that wait for it do without."""
-        if self._workers.has_prefill:
-            return
-        for flight in list(self._flights.values()):
-            if flight.is_prefilling and flight.worker_id is None and not flight.is_over:
-                self._send(flight, effects)
+        if not self._workers.has_prefill:
+            for flight in [one for one in self._flights.values() if one.is_prefilling]:
+                self._send_if_waiting(flight, effects)
 
     def _turn_aside(self, worker_id: WorkerId, effects: list[FrontEffect]) -> None:
         """What was on its way there goes elsewhere when its prompt is computed."""
@@ -297,7 +322,7 @@ class FrontCore:
         flight.leave_prefill()
         self.num_handoffs += 1
         leg = self._legs.find(flight)
-        if leg is None or leg.seq_id not in flight:
+        if leg is None or leg.seq_id not in flight or leg.worker_id in self._workers.shunned():
             self._drop_leg(flight, effects)
             self._send(flight, effects)
             return
@@ -322,6 +347,10 @@ class FrontCore:
         flight.is_prefilling = flight.is_prefilling and self._workers.has_prefill
         request = self._request(flight)
         self._route(RouteArrive(as_prompt(request) if flight.is_prefilling else request), effects)
+
+    def _send_if_waiting(self, flight: Flight, effects: list[FrontEffect]) -> None:
+        if flight.worker_id is None and not flight.is_over:
+            self._send(flight, effects)
 
     def _route(self, event: RouterEvent, effects: list[FrontEffect]) -> None:
         for effect in self._router.handle(self._now, event):
@@ -348,19 +377,17 @@ class FrontCore:
             effects.append(self._go(flight, effect.worker_id, holder))
             return
         flight, leg = self._legs.answer(effect.request_id, effect.worker_id)
-        coming = flight.coming(leg.seq_id, self._workers.address(flight.worker_id))
-        effects.append(Forward(leg.worker_id, coming))
+        source = self._workers.address(flight.worker_id, leg.worker_id)
+        effects.append(Forward(leg.worker_id, flight.coming(leg.seq_id, source)))
 
     def _go(self, flight: Flight, worker_id: WorkerId, holder: WorkerId | None) -> Forward:
         """It goes there, and its KV may be copied from the holder."""
-        source = "" if holder == worker_id else self._workers.address(holder)
+        source = "" if holder == worker_id else self._workers.address(holder, worker_id)
         return Forward(worker_id, Arrive(flight.begin(worker_id, source)))
 
     def _request(self, flight: Flight) -> RouteRequest:
         weight = self._config.handoff_neighbour_weight if self._workers.has_prefill else 0.0
-        return flight.as_request(self._workers.spec, weight)
-
-    # ---- words
+        return flight.as_request(self._workers.spec, weight, self._workers.shunned())
 
     def _say(self, flight: Flight, words: Sequence[Said], effects: list[FrontEffect]) -> None:
         effects += words

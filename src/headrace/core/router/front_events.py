@@ -55,6 +55,20 @@ class Forward(msgspec.Struct, frozen=True, tag=True):
     event: Arrive | Cancel | EndLease | Expect | Computed
 
 
+class WorkerStalled(msgspec.Struct, frozen=True, tag=True):
+    """It has said nothing for longer than a hand-off may wait, while others have. It may be lost,
+    or come back.
+    """
+
+    worker_id: WorkerId
+
+
+class WorkerResumed(msgspec.Struct, frozen=True, tag=True):
+    """One that had stalled has said something."""
+
+    worker_id: WorkerId
+
+
 FrontEvent: TypeAlias = (
     Arrive
     | Cancel
@@ -67,6 +81,8 @@ FrontEvent: TypeAlias = (
     | WorkerDrain
     | WorkerRole
     | WorkersStarting
+    | WorkerStalled
+    | WorkerResumed
     | WorkerDown
     | Timer
 )

@@ -17,6 +17,7 @@ class Members:
     def __init__(self) -> None:
         self._ups: dict[WorkerId, WorkerUp] = {}
         self._leaving: set[WorkerId] = set()  # of these; they get nothing new
+        self._stalled: dict[WorkerId, None] = {}  # of these; they may have stopped
 
     def __contains__(self, worker_id: WorkerId) -> bool:
         return worker_id in self._ups
@@ -25,7 +26,9 @@ class Members:
     def has_prefill(self) -> bool:
         """Whether any may be asked to compute a prompt for whoever decodes it."""
         return any(
-            up.role is Role.PREFILL and up.worker_id not in self._leaving
+            up.role is Role.PREFILL
+            and up.worker_id not in self._leaving
+            and up.worker_id not in self._stalled
             for up in self._ups.values()
         )
 
@@ -33,15 +36,55 @@ class Members:
         up = None if worker_id is None else self._ups.get(worker_id)
         return up is not None and up.role is not Role.PREFILL
 
+    def stalled(self) -> list[WorkerId]:
+        return list(self._stalled)
+
+    def can_do_without(self, worker_id: WorkerId) -> bool:
+        """Whether another one decodes, and is well."""
+        return any(
+            up.role is not Role.PREFILL
+            and up.worker_id != worker_id
+            and up.worker_id not in self._leaving
+            and up.worker_id not in self._stalled
+            for up in self._ups.values()
+        )
+
+    def shunned(self) -> tuple[WorkerId, ...]:
+        """Those that have stalled, where others can take their place: nothing new goes there."""
+        return tuple(
+            one
+            for one in self._stalled
+            if self._ups[one].role is Role.PREFILL or self.can_do_without(one)
+        )
+
     @property
     def spec(self) -> WorkerSpec | None:
         """Of any of them, since all serve the same model."""
         return next((up.spec for up in self._ups.values()), None)
 
-    def address(self, holder: WorkerId | None) -> str:
-        """Where KV can be copied from; empty = nowhere."""
+    def address(self, holder: WorkerId | None, reader: WorkerId) -> str:
+        """Where the reader can copy the holder's KV from; empty = nowhere. The memory of one that
+        has stalled is still there, for who is on the same machine.
+        """
         up = None if holder is None else self._ups.get(holder)
-        return "" if up is None else up.kv_address
+        if up is None:
+            return ""
+        if up.worker_id in self._stalled and not (
+            up.machine and up.machine == self._machine(reader)
+        ):
+            return ""
+        return up.kv_address
+
+    def _machine(self, worker_id: WorkerId) -> str | None:
+        """None where it is not known."""
+        up = self._ups.get(worker_id)
+        return (up and up.machine) or None
+
+    def note(self, worker_id: WorkerId, *, is_stalled: bool) -> None:
+        if is_stalled and worker_id in self._ups:
+            self._stalled[worker_id] = None
+        else:
+            self._stalled.pop(worker_id, None)
 
     def add(self, up: WorkerUp) -> None:
         self._ups[up.worker_id] = up
@@ -56,4 +99,5 @@ class Members:
 
     def remove(self, worker_id: WorkerId) -> WorkerUp:
         self._leaving.discard(worker_id)
+        self._stalled.pop(worker_id, None)
         return self._ups.pop(worker_id)

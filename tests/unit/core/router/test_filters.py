@@ -40,7 +40,7 @@ def test_filters_are_named_in_the_decision() -> None:
         "other model": (2,),
         "context or kv pool too small": (3, 4),
         "draining": (5,),
-        "died on it": (6,),
+        "died on it, or stopped": (6,),
     }
 
 

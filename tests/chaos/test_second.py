@@ -1,0 +1,248 @@
+"""A hand-off in which a worker stops, dies or gives no block any more costs a second at most (F03).
+
+Nobody is taken for lost here before a minute, so whoever waited for that would be noticed. What a
+failure costs is what is said where it is found: the time since the last sign of life. How late the
+machine wakes anybody is measured beside it, and forgiven.
+"""
+
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from subprocess import Popen
+
+import msgspec
+import pytest
+
+from chaos.test_faults import FAR_APART, num_ready, settle
+from chaos.test_workers import Answer, answers, requests, tiny_config, undisturbed, wait_until
+from headrace.cluster.boot import BootedCluster, boot_cluster
+from headrace.core.config.cluster import ClusterConfig
+from headrace.core.config.schema import Config, SchedulerConfig
+from headrace.live.generate import GenerateRequest
+from support.lag import Lag, measured_lag
+from support.remote_worker import SECRET, free_ports, remote_worker
+
+pytest.importorskip("headrace.ops.native._native")
+pytestmark = pytest.mark.timeout(120)
+
+NUM_BLOCKS = 8  # of the prompt, each computed by a step of its own
+SILENCE_S = 60.0
+# The worker stops, dies or falls asleep before it does something for so many times.
+_BLOW = """
+import os, signal, time
+fate, left = FATE, [AT]
+def blow():
+    left[0] -= 1
+    if not left[0]:
+        os.kill(os.getpid(), fate) if fate else time.sleep(3600)
+"""
+AT_A_STEP = """
+from headrace.live.device import Device
+start = Device._start_step
+def start_step(self, plan):
+    blow()
+    start(self, plan)
+Device._start_step = start_step
+"""
+AT_A_BLOCK = """
+from headrace.adapters.movers.tcp import BlockServer
+lend = BlockServer._lend_one
+def lend_one(self, line, name):
+    blow()
+    return lend(self, line, name)
+BlockServer._lend_one = lend_one
+"""
+BEHIND_A_BLOCK = """
+from headrace.adapters.movers.tcp import BlockServer
+lend = BlockServer._lend_one
+def lend_one(self, line, name):
+    is_lent = lend(self, line, name)
+    blow()
+    return is_lent
+BlockServer._lend_one = lend_one
+"""
+# The first of several that is handed a request; FILE says that there was one.
+AT_A_REQUEST = """
+import os, signal
+from contextlib import suppress
+from headrace.cluster.session import Session
+submit = Session.submit
+def stop_first(self, seqs, sent_ns):
+    with suppress(FileExistsError):
+        os.close(os.open(FILE, os.O_CREAT | os.O_EXCL))
+        os.kill(os.getpid(), signal.SIGSTOP)
+    submit(self, seqs, sent_ns)
+Session.submit = stop_first
+"""
+ASLEEP = 0
+
+
+def blow(place: str, at: int, fate: int) -> str:
+    return _BLOW.replace("FATE", str(int(fate))).replace("AT]", f"{at}]") + place
+
+
+MOMENTS = [
+    pytest.param(AT_A_STEP, 1, id="before anything is computed"),
+    pytest.param(AT_A_STEP, NUM_BLOCKS // 2, id="between two steps"),
+    pytest.param(AT_A_BLOCK, 1, id="before the first block"),
+    pytest.param(AT_A_BLOCK, NUM_BLOCKS // 2, id="before one in the middle"),
+    pytest.param(AT_A_BLOCK, NUM_BLOCKS, id="before the last block"),
+    pytest.param(BEHIND_A_BLOCK, NUM_BLOCKS, id="after the last block"),
+]
+
+
+@pytest.fixture
+def port() -> int:
+    return free_ports(1)[0]
+
+
+@pytest.fixture
+def config(tmp_path: Path, port: int) -> Config:
+    (tmp_path / "secret").write_text(SECRET)
+    cluster = ClusterConfig(
+        workers=0,
+        listen=f"127.0.0.1:{port}",
+        secret_file=str(tmp_path / "secret"),
+        silence_timeout_s=SILENCE_S,
+        handoff="always",
+        canary=False,
+    )
+    return replace(
+        tiny_config(tmp_path), cluster=cluster, scheduler=SchedulerConfig(step_tokens=16)
+    )
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def asked() -> list[GenerateRequest]:
+    (one,) = requests(1)
+    prompt = [(3 * place + place // 16) % 64 for place in range(16 * NUM_BLOCKS + 1)]
+    params = msgspec.structs.replace(one.params, max_tokens=30)
+    return [replace(one, prompt_tokens=prompt, params=params)]
+
+
+def booted(config: Config, stack: ExitStack, num_workers: int) -> BootedCluster:
+    cluster = boot_cluster(config)
+    stack.callback(cluster.close)
+    wait_until(lambda: num_ready(cluster) == num_workers)
+    return cluster
+
+
+def answered(cluster: BootedCluster, wanted: list[Answer]) -> Lag:
+    with measured_lag() as lag:
+        begin_s = time.monotonic()
+        assert answers(cluster.text_engine, asked()) == wanted
+        assert time.monotonic() - begin_s < SILENCE_S / 2
+    return lag
+
+
+def costs(text: str) -> list[float]:
+    """Of each failure, by whoever has found it."""
+    found = re.findall(r"(?:has said nothing|has come) for ([0-9.]+) s", text)
+    return [float(seconds) for seconds in found]
+
+
+def last_words(process: Popen[str]) -> str:
+    process.kill()
+    assert process.stderr is not None
+    return process.stderr.read()
+
+
+@pytest.mark.parametrize(("place", "at"), MOMENTS)
+@pytest.mark.parametrize("fate", [signal.SIGSTOP, signal.SIGKILL])
+def test_a_prefill_worker_goes_at_any_moment(
+    config: Config,
+    port: int,
+    stack: ExitStack,
+    caplog: pytest.LogCaptureFixture,
+    place: str,
+    at: int,
+    fate: signal.Signals,
+) -> None:
+    wanted = undisturbed(config, asked())
+    hook = FAR_APART + blow(place, at, fate)
+    lender = stack.enter_context(remote_worker(port, role="prefill", before=hook))
+    borrower = stack.enter_context(remote_worker(port, role="decode", before=FAR_APART))
+    cluster = booted(config, stack, 2)
+    lag = answered(cluster, wanted)
+    if fate is signal.SIGSTOP:
+        wait_until(lambda: cluster.engine.stats().num_recalls > 0 or place is not AT_A_STEP)
+        os.kill(lender.pid, signal.SIGCONT)
+    else:
+        assert lender.wait(30) == -signal.SIGKILL
+        wait_until(lambda: num_ready(cluster) == 1)
+    answered(cluster, wanted)
+    settle(cluster)
+    cluster.close()
+    found = costs(caplog.text) + costs(last_words(borrower))
+    assert found != [] or fate is signal.SIGKILL or place is BEHIND_A_BLOCK
+    assert all(cost_s <= 1.0 + lag.forgiven_s for cost_s in found), found
+
+
+@pytest.mark.parametrize("at", [1, NUM_BLOCKS // 2, NUM_BLOCKS])
+def test_the_way_of_blocks_falls_silent_while_both_live(
+    config: Config, port: int, stack: ExitStack, caplog: pytest.LogCaptureFixture, at: int
+) -> None:
+    wanted = undisturbed(config, asked())
+    hook = FAR_APART + blow(AT_A_BLOCK, at, ASLEEP)
+    stack.enter_context(remote_worker(port, role="prefill", before=hook))
+    borrower = stack.enter_context(remote_worker(port, role="decode", before=FAR_APART))
+    cluster = booted(config, stack, 2)
+    lag = answered(cluster, wanted)
+    wait_until(lambda: cluster.engine.stats().num_failed_loads > 0)
+    answered(cluster, wanted)
+    settle(cluster)
+    assert cluster.engine.stats().num_handoffs == 2
+    cluster.close()
+    (cost_s,) = costs(last_words(borrower))
+    assert 0.7 <= cost_s <= 1.0 + lag.forgiven_s
+
+
+@pytest.mark.parametrize("at", [1, NUM_BLOCKS // 2])
+def test_in_shared_memory_what_was_computed_is_there(
+    config: Config, port: int, stack: ExitStack, caplog: pytest.LogCaptureFixture, at: int
+) -> None:
+    """Of one that has stopped; who decodes computes the rest."""
+    wanted = undisturbed(config, asked())
+    hook = blow(AT_A_STEP, at, signal.SIGSTOP)
+    lender = stack.enter_context(remote_worker(port, role="prefill", before=hook))
+    stack.enter_context(remote_worker(port, role="decode"))
+    cluster = booted(config, stack, 2)
+    lag = answered(cluster, wanted)
+    assert cluster.engine.stats().num_recalls == 1
+    os.kill(lender.pid, signal.SIGCONT)
+    answered(cluster, wanted)
+    settle(cluster)
+    (cost_s,) = costs(caplog.text)
+    assert 0.75 <= cost_s <= 1.0 + lag.forgiven_s
+
+
+def test_one_that_is_handed_a_request_stops_before_it_begins(
+    config: Config,
+    port: int,
+    stack: ExitStack,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+) -> None:
+    wanted = undisturbed(config, asked())
+    hook = FAR_APART + AT_A_REQUEST.replace("FILE", repr(str(tmp_path / "stopped")))
+    stack.enter_context(remote_worker(port, role="prefill", before=FAR_APART))
+    both = [stack.enter_context(remote_worker(port, role="decode", before=hook)) for _ in range(2)]
+    cluster = booted(config, stack, 3)
+    lag = answered(cluster, wanted)
+    assert cluster.engine.stats().num_recalls == 1
+    for decoder in both:
+        os.kill(decoder.pid, signal.SIGCONT)
+    answered(cluster, wanted)
+    settle(cluster)
+    (cost_s,) = costs(caplog.text)
+    assert 0.75 <= cost_s <= 1.0 + lag.forgiven_s
