@@ -67,7 +67,7 @@ def whatif(
     provenance = with_beyond(machine.provenance, beyond)
     found, changed = compare(before, after, seed=flags.seed), misses(before, after)
     as_recorded = figures(was)
-    is_other = bool(like) or machine.calibration is not None or flags.speed != 1.0
+    is_other = bool(like) or machine_flags.cost is not None or flags.speed != 1.0
     doubts = doubts_of(
         recording,
         as_recorded,

@@ -18,7 +18,7 @@ from headrace.core.base.errors import ConfigError
 from headrace.core.base.events import Arrive, Emit
 from headrace.core.config.schema import SchedulerConfig
 from headrace.core.cost.calibration import Host, Line
-from headrace.core.cost.fitted import FittedCostModel, StepTimes
+from headrace.core.cost.fitted import FittedCostModel
 from headrace.core.engine.trace import Frame
 from headrace.live.cost_file import write_calibration
 from headrace.live.event_log import EventLogReader, EventLogWriter
@@ -245,35 +245,6 @@ def test_a_recording_says_whose_steps_it_takes(
         run_line(["sim", "run", str(events), "--like", str(log)])
     with pytest.raises(ConfigError, match="--cost FILE"):
         run_line(["sim", "whatif", str(log), "--sharing", "2"])
-
-
-def test_a_starved_machine_is_told(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """In a second, 0.6 s of it outside the device, where a tenth of that was predicted."""
-    held_up = StepTimes(
-        num_steps=100,
-        took_ns=1_000_000_000,
-        predicted_ns=100_000_000,
-        error_ns=900_000_000,
-        late_ns=600_000_000,
-    )
-    recording = load_recording(str(log))
-    starved = msgspec.structs.replace(pool(1), cost=msgspec.structs.replace(COST, times=held_up))
-    log.write_bytes(b"".join(lines_of(recording.requests, starved, is_alone=True)))
-    for words in (["run", str(log)], ["whatif", str(log), "--workers", "2"]):
-        doubts = answer(capsys, *words)["doubts"]
-        [facts] = doubts["steps"]
-        assert (facts["recorded_s"], facts["predicted_s"], facts["late_share"]) == (1.0, 0.1, 0.6)
-        of_steps, of_simulation = doubts["warnings"]
-        assert "the cost model does not explain them" in of_steps
-        # 22.4 ms for the first one, and 16 for those that find its four blocks.
-        assert "TTFT 16.21 ms where 1 ms were recorded" in of_simulation
-        run_line(["sim", *words])
-        err = capsys.readouterr().err
-        assert f"warning: {of_steps}\nwarning: {of_simulation}\nrecorded: 100 steps of" in err
-    other = log.with_name("other.json")
-    write_calibration(other, calibration_of(steps=COST))
-    doubts = answer(capsys, "run", log, "--cost", other)["doubts"]
-    assert len(doubts["warnings"]) == 1  # that another machine is another one is no wonder
 
 
 def test_few_recorded_steps_say_little(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
