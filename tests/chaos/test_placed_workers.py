@@ -13,6 +13,7 @@ import pytest
 from chaos.test_workers import all_up, answers, requests, tiny_config, undisturbed, wait_until
 from headrace.cluster.boot import BootedCluster, boot_cluster
 from headrace.core.base.errors import ConfigError
+from headrace.core.base.worker import Role
 from headrace.core.config.cluster import ClusterConfig
 from headrace.core.config.schema import Config
 from support.placement import ProcessPlacer
@@ -127,3 +128,24 @@ def test_a_model_that_is_not_there_is_missed_by_node(
     monkeypatch.setattr("headrace.cluster.boot.resolve_model", lambda *_: copy)
     with pytest.raises(ConfigError, match=r"tiny\.gguf: .* on node here"):
         boot_cluster(config, placer=ProcessPlacer())
+
+
+def test_a_role_changes_in_its_place_and_is_sent_for_again(
+    config: Config, cluster: BootedCluster, placer: ProcessPlacer
+) -> None:
+    wait_until(lambda: all_up(cluster))
+    pids = placer.pids
+    cluster.engine.set_role("w0", Role.PREFILL).result(15.0)
+    assert placer.pids == pids
+
+    def strike(pids: list[int]) -> None:
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+
+    struck(config, cluster, placer, strike)
+    wait_until(lambda: all_up(cluster))
+    assert {one.name: one.role for one in cluster.engine.workers()} == {
+        "w0": "prefill",
+        "w1": "mixed",
+    }
+    cluster.engine.set_role("w0", Role.MIXED).result(15.0)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from headrace.core.autoscaler.capacity import Replica
+from headrace.core.autoscaler.core import OTHER_ROLE
 from headrace.core.autoscaler.events import RequestWaiting, Scale, SwitchRole
 from headrace.core.base.worker import Role
 from headrace.core.cost.fitted import FittedCostModel
@@ -77,6 +78,27 @@ class Fleet(RuleBasedStateMachine):
         for role, members in self.rig.draining.items():
             for replica_id in list(members):
                 self.rig.go(role, replica_id)
+
+    @rule()
+    def end_switches(self) -> None:
+        self.rig.end_switches()
+
+    @precondition(lambda self: self.movable())
+    @rule(data=st.data())
+    def switch(self, data: st.DataObject) -> None:
+        """As an operator does."""
+        role = data.draw(st.sampled_from(self.movable()))
+        self.rig.switch(self.rig.up[role][-1], role, OTHER_ROLE[role])
+        self.rig.end_switches()
+
+    def movable(self) -> list[Role]:
+        """Roles of which one may leave, whom nobody has asked to."""
+        return [
+            role
+            for role in OTHER_ROLE
+            if len(self.rig.up[role]) > 1
+            and self.rig.state(role).num_active == len(self.rig.up[role])
+        ]
 
     @rule(role=st.sampled_from(list(POOLS)))
     def ask(self, role: Role) -> None:

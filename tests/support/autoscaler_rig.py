@@ -62,6 +62,7 @@ class Rig:
         self.core = AutoscalerCore(self.config, self.slo, self.replicas)
         self.up = {role: [] for role in self.replicas}
         self.draining = {role: [] for role in self.replicas}
+        self.switching: dict[WorkerId, Role] = {}  # with what they were
 
     # ---- what happens
 
@@ -80,12 +81,21 @@ class Rig:
         for members in (self.up[role], self.draining[role]):
             if replica_id in members:
                 members.remove(replica_id)
-        self.tell(ReplicaDown(role, replica_id))
+        self.tell(ReplicaDown(self.switching.pop(replica_id, role), replica_id))
 
     def switch(self, replica_id: WorkerId, from_role: Role, to_role: Role) -> None:
+        """At once, or where the driver lingers, when `end_switches` says so."""
         self.up[from_role].remove(replica_id)
         self.up[to_role].append(replica_id)
-        self.tell(RoleSwitched(replica_id, from_role, to_role))
+        self.switching[replica_id] = from_role
+        if not self.lingers:
+            self.end_switches()
+
+    def end_switches(self) -> None:
+        for replica_id, from_role in list(self.switching.items()):
+            to_role = next(role for role, members in self.up.items() if replica_id in members)
+            del self.switching[replica_id]
+            self.tell(RoleSwitched(replica_id, from_role, to_role))
 
     def tell(self, event: AutoscalerEvent) -> list[AutoscalerEffect]:
         effects = self.core.handle(Ns(round(self.now_s * NS_PER_S)), event)
@@ -120,9 +130,9 @@ class Rig:
         while self.now_s < end_s:
             self.now_s += 5.0
             due = [one for one in self.starting if one[0] <= self.now_s]
-            self.starting = [one for one in self.starting if one[0] > self.now_s]
-            for _, role in due:
-                self.come_up(role)
+            for one in due:  # the others are still on their way when the core hears of one
+                self.starting.remove(one)
+                self.come_up(one[1])
             if told:
                 for role in self.replicas:
                     self.tell(Observe(self.window(role=role, **figures)))
