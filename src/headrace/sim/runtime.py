@@ -8,6 +8,7 @@ from typing import Final
 
 from headrace.core.base.errors import InvariantError
 from headrace.core.base.types import Ns
+from headrace.ops.native import _native
 
 # Of allocations between two looks for garbage that refers to itself, which simulations do not make:
 # looking through a million living blocks would cost a sixth of the time.
@@ -16,6 +17,8 @@ OBJECTS_PER_COLLECTION: Final = 2_000_000
 
 @contextmanager
 def rare_collections() -> Iterator[None]:
+    """And memory in large pages from now on: a simulation looks up objects all over it."""
+    _native.large_arenas()
     before = gc.get_threshold()
     gc.set_threshold(max(before[0], OBJECTS_PER_COLLECTION), *before[1:])
     try:

@@ -30,6 +30,9 @@ def fastest_isa() -> str: ...
 def bf16_products(isa: str) -> str: ...  # "fma", "dot" or "tiles"
 def read_limit(pool: Pool, isa: str, num_bytes: int, seconds: float) -> float: ...
 def product_limit(pool: Pool, isa: str, kind: str, seconds: float) -> float: ...
+def large_arenas() -> bool:
+    """From now on, small objects of Python lie in large pages. Whether that is new."""
+
 def copy_range(
     to: WriteableBuffer,
     to_offset: int,

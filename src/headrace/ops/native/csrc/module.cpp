@@ -12,6 +12,7 @@
 #include <optional>
 #include <sstream>
 
+#include "arenas.h"
 #include "ghash.h"
 #include "groups.h"
 #include "isa.h"
@@ -310,6 +311,7 @@ NB_MODULE(_native, m) {
         "seconds"_a);
   m.def("product_limit", &product_limit, nb::call_guard<nb::gil_scoped_release>(), "pool"_a, "isa"_a, "kind"_a,
         "seconds"_a);
+  m.def("large_arenas", &large_arenas);
   m.def("copy_range", &copy_range, "to"_a, "to_offset"_a, "source"_a, "from_offset"_a, "num_bytes"_a);
   m.def("philox", &philox, "seed"_a, "choice"_a, "position"_a);
   m.def("philox4x32", &philox_words, "counter"_a, "key"_a);
@@ -320,9 +322,7 @@ NB_MODULE(_native, m) {
       .def("of", &ghash_of, "data"_a)
       .def("receive", &receive_into, "fd"_a, "into"_a, "patience_ms"_a);
 
-  nb::class_<ThreadPool>(m, "Pool")
-      .def(nb::init<int>(), "threads"_a)
-      .def_prop_ro("threads", &ThreadPool::threads);
+  nb::class_<ThreadPool>(m, "Pool").def(nb::init<int>(), "threads"_a).def_prop_ro("threads", &ThreadPool::threads);
 
   m.def(
       "grouped_blocks",

@@ -1,0 +1,10 @@
+// Where Python's small objects lie.
+#pragma once
+
+namespace headrace {
+
+// From now on, Python's allocator of small objects takes its arenas out of large pages, where the system has them.
+// Idempotent; whoever calls holds the interpreter's lock. False where nothing has changed.
+bool large_arenas();
+
+}  // namespace headrace
