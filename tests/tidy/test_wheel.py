@@ -36,4 +36,7 @@ def test_mypyc_understands_the_machines(tmp_path: Path) -> None:
     """Or a wheel has them interpreted, and only a warning of its build would tell."""
     script = [sys.executable, str(ROOT / "cmake" / "compiled_core.py")]
     subprocess.run([*script, str(ROOT / "src"), str(tmp_path)], check=True)
-    assert "headrace_add_extension(headrace.core." in (tmp_path / "sources.cmake").read_text()
+    sources = (tmp_path / "sources.cmake").read_text()
+    # A Struct in one of these would leave it as it is.
+    for machine in ("engine.core", "kv.manager", "router.core", "router.front", "engine.glide"):
+        assert f"headrace_add_extension(headrace.core.{machine} " in sources

@@ -6,21 +6,13 @@ named in the tree and held by nobody. free + cached + held == total after every 
 
 from collections.abc import Iterator, Sequence
 
-import msgspec
-
 from headrace.core.base.errors import InvariantError
 from headrace.core.base.events import BlockRemoved, BlockStored
 from headrace.core.base.plan import BlockCopy
 from headrace.core.base.types import BlockId, SeqId
+from headrace.core.kv.hit import Hit
 from headrace.core.kv.names import BlockChain
 from headrace.core.kv.tree import BlockTree, Run
-
-
-class Hit(msgspec.Struct, frozen=True):
-    """Tokens whose KV is already there, once `copy` has been carried out."""
-
-    num_tokens: int
-    copy: BlockCopy | None = None
 
 
 class _Table:

@@ -6,7 +6,8 @@ from headrace.core.base.errors import InvariantError
 from headrace.core.base.events import BlockRemoved, BlockStored
 from headrace.core.base.plan import BlockCopy
 from headrace.core.base.types import SeqId
-from headrace.core.kv.manager import Hit, KvManager
+from headrace.core.kv.hit import Hit
+from headrace.core.kv.manager import KvManager
 from headrace.core.kv.names import BlockChain, root_name
 
 ROOT = root_name("m", "bf16", 4, "", "")
