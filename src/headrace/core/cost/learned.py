@@ -15,8 +15,10 @@ from headrace.core.cost.model import CostModel, StepShape
 MIN_SAMPLES: Final = 16
 # A sample counts half after that many more, so the fit follows a machine that slows down.
 HALF_LIFE: Final = 1024
-# A fit costs a few milliseconds, and this many samples change it little.
+# A fit costs half a millisecond, and this many samples change it little. Nor does this share of
+# those that count by then.
 SAMPLES_PER_FIT: Final = 32
+SHARE_PER_FIT: Final = 1 / 8
 # Larger steps than so many times the largest that was seen are not told of.
 FAR: Final = 8
 # Steps that only decode resemble each other, and they are the short ones, where time on the host
@@ -86,5 +88,7 @@ class LearnedCost:
         if self._fit.num_samples >= self._next_fit_at:
             self._model = self._fit.fit("learned from its own steps")
             self._most_tokens = self._fit.largest.num_tokens
-            self._next_fit_at = self._fit.num_samples + SAMPLES_PER_FIT
+            num_counting = min(self._fit.num_samples, HALF_LIFE)
+            num_new = max(SAMPLES_PER_FIT, round(num_counting * SHARE_PER_FIT))
+            self._next_fit_at = self._fit.num_samples + num_new
         return self._model

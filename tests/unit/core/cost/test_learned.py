@@ -1,5 +1,7 @@
 """What an engine learns of its own steps: in time, cheaply, and the same from the same steps."""
 
+from itertools import pairwise
+
 import pytest
 
 from headrace.core.base.errors import InvariantError
@@ -108,6 +110,22 @@ def test_it_follows_a_machine_that_slows_down() -> None:
     for _ in range(6000):
         cost.learn(plan, Ns(20_000_000))
     assert cost.step_ns(StepShape.of(plan)) == pytest.approx(20_000_000, rel=0.05)
+
+
+def test_the_more_it_knows_the_rarer_it_fits() -> None:
+    cost = LearnedCost(PRIOR)
+    plan = step(0, 1, 40)
+    fits = list[int]()  # after so many samples
+    for num_samples in range(1, 2001):
+        before = cost.current
+        cost.learn(plan, Ns(10_000_000 + num_samples))
+        if cost.current is not before:
+            fits.append(num_samples)
+    gaps = [after - one for one, after in pairwise(fits)]
+    assert fits[0] == MIN_SAMPLES
+    assert gaps[0] == 32
+    assert gaps[-1] == 128
+    assert gaps == sorted(gaps)
 
 
 def test_copies_are_the_first_models() -> None:
