@@ -13,7 +13,7 @@ NO_HOST = Host()
 
 def read_by_client(record: RequestRecord, host: Host) -> RequestRecord:
     """The same with the way of its tokens to the client, which counts as waiting for the router."""
-    if record.ttft_ns is None or host is NO_HOST:
+    if record.ttft_ns is None or host == NO_HOST:
         return record
     first_ns, last_ns = round(host.first_token_ns), round(host.token_ns)
     ttft, e2e = Ns(record.ttft_ns + first_ns), Ns(record.e2e_ns + last_ns)

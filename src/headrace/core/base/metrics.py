@@ -95,10 +95,14 @@ def is_good(served: Served, slo: Slo) -> bool:
 
     CANCELLED may be good: a client that leaves early has had, so far, what it was promised.
     """
+    return has_answer(served) and not find_excesses(served, slo)
+
+
+def has_answer(served: Served) -> bool:
+    """Whether it is good if it met every limit."""
     return (
         served.reason not in (FinishReason.ERROR, FinishReason.DEADLINE)
         and served.num_output_tokens > 0
-        and not find_excesses(served, slo)
     )
 
 

@@ -16,6 +16,7 @@ class Members:
 
     def __init__(self) -> None:
         self._ups: dict[WorkerId, WorkerUp] = {}
+        self._prefill: set[WorkerId] = set()  # of these; each request asks for them
         self._leaving: set[WorkerId] = set()  # of these; they get nothing new
         self._stalled: dict[WorkerId, None] = {}  # of these; they may have stopped
 
@@ -26,10 +27,8 @@ class Members:
     def has_prefill(self) -> bool:
         """Whether any may be asked to compute a prompt for whoever decodes it."""
         return any(
-            up.role is Role.PREFILL
-            and up.worker_id not in self._leaving
-            and up.worker_id not in self._stalled
-            for up in self._ups.values()
+            worker_id not in self._leaving and worker_id not in self._stalled
+            for worker_id in self._prefill
         )
 
     def may_decode(self, worker_id: WorkerId | None) -> bool:
@@ -88,11 +87,15 @@ class Members:
 
     def add(self, up: WorkerUp) -> None:
         self._ups[up.worker_id] = up
+        if up.role is Role.PREFILL:
+            self._prefill.add(up.worker_id)
+        else:
+            self._prefill.discard(up.worker_id)
 
     def set_role(self, worker_id: WorkerId, role: Role) -> None:
         """Also of one whose last word comes after the news of its end."""
         if worker_id in self._ups:
-            self._ups[worker_id] = msgspec.structs.replace(self._ups[worker_id], role=role)
+            self.add(msgspec.structs.replace(self._ups[worker_id], role=role))
 
     def drain(self, worker_id: WorkerId) -> None:
         self._leaving.add(worker_id)
@@ -100,4 +103,5 @@ class Members:
     def remove(self, worker_id: WorkerId) -> WorkerUp:
         self._leaving.discard(worker_id)
         self._stalled.pop(worker_id, None)
+        self._prefill.discard(worker_id)
         return self._ups.pop(worker_id)

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from headrace.core.base.metrics import Metric, find_excesses, is_good, tpot_ns
+from headrace.core.base.metrics import Metric, find_excesses, has_answer, tpot_ns
 from headrace.core.base.request import FinishReason, Slo
 from headrace.core.base.types import NS_PER_MS, Ns, SeqId
 from headrace.core.telemetry.parts import Cause, TimeParts
@@ -78,7 +78,7 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
             )
             for miss in find_excesses(self, self.slo)
         )
-        return msgspec.structs.replace(self, good=is_good(self, self.slo), misses=misses)
+        return msgspec.structs.replace(self, good=has_answer(self) and not misses, misses=misses)
 
     def main_cause(self, metric: Metric) -> Cause:
         """What took most of the interval that a limit of this latency is compared with."""

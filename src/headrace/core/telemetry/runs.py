@@ -180,10 +180,11 @@ def _note_gaps(life: Life, times_ns: Sequence[Ns]) -> tuple[Ns, int] | None:
     assert life.last_token_ns is not None
     gaps = [times_ns[0] - life.last_token_ns, *map(sub, times_ns[1:], times_ns)]
     life.last_token_ns = times_ns[-1]
-    ordered = sorted(gaps)
-    longest = ordered[-1]
-    last, num_noted = bisect_left(ITL_BOUNDS_NS, longest), 0
-    for bucket in range(bisect_left(ITL_BOUNDS_NS, ordered[0]), last):
+    longest = max(gaps)
+    first, last = bisect_left(ITL_BOUNDS_NS, min(gaps)), bisect_left(ITL_BOUNDS_NS, longest)
+    num_noted = 0
+    ordered = sorted(gaps) if first < last else gaps
+    for bucket in range(first, last):
         num_up_to = bisect_right(ordered, ITL_BOUNDS_NS[bucket])
         life._gaps[bucket] += num_up_to - num_noted
         num_noted = num_up_to
