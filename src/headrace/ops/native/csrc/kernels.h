@@ -22,6 +22,8 @@ inline constexpr int kSoftmaxTokens = 64;
 
 // (query, head) rows that share one walk over the keys.
 inline constexpr int kAttentionRows = 48;
+// The same where tiles multiply, so fast that widening keys and values for fewer would take as long.
+inline constexpr int kTiledRows = 192;
 
 // Types from q4_0 on are quantised in blocks.
 enum class WeightType : uint8_t { f32, f16, bf16, q4_0, q4_1, q5_0, q5_1, q8_0, q4_g32, q4_g128, q4_k, q5_k, q6_k };
@@ -126,7 +128,7 @@ struct LinearSpan {
   size_t next_bytes;  // of one of them
   const float* x;
   const std::byte* x_bf16;   // rows as to_bf16 gives them (linear_bf16 only)
-  const QuantBlock* x_int8;  // rows in blocks (linear_int8 only)
+  const QuantBlock* x_int8;  // rows in blocks (linear_int8 only), x_stride of them; or tiles of rows, see `rows_in_tiles`
   size_t x_stride;
   int rows;
   float* out;
@@ -204,7 +206,7 @@ struct Kernels {
   // part of dot.
   void (*linear_int8)(const LinearSpan&);
   void (*to_bf16)(const float* x, int n, std::byte* out);  // with zeros up to whole stretches
-  void (*to_int8)(const float* x, int n, QuantBlock* out);  // n is a multiple of 32
+  void (*to_int8)(const float* x, int n, QuantBlock* out, int step);  // n is a multiple of 32; blocks are `step` apart
   void (*weight_row)(WeightType, const std::byte* panel, int lane, int num_inputs, float* out);
   void (*add)(const float* x, const float* y, int n, float* out);
   // out = norm(x), or, where y is given, sum = x + y and out = norm(sum).
@@ -222,6 +224,9 @@ struct Kernels {
   void (*divide_row)(const float* x, double divisor, int n, double* out);
   // The indices of numbers in [floor, ceiling), in order, and how many there are. `out` has room for one more than n.
   int (*find_row)(const double* x, double floor, double ceiling, int n, int* out);
+  int rows_in_bf16 = kAttentionRows;  // of a tile that `attend` takes at most where it multiplies in bf16
+  // From so many rows on, linear_int8 takes them in tiles of 16: block by block, that of one row beside that of the next.
+  int rows_in_tiles = 1 << 30;
 };
 
 const Kernels* portable_kernels();

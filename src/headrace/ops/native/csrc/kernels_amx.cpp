@@ -25,7 +25,9 @@ const Kernels* amx_kernels() {
     k.linear_bf16 = amx::linear_bf16;
     k.bf16_products = "tiles";
     k.linear_int8 = amx::linear_int8;
+    k.rows_in_tiles = amx::kFewRows + 1;
     k.attend = amx::attend;
+    k.rows_in_bf16 = kTiledRows;
     return k;
   }();
   return &kernels;

@@ -16,13 +16,11 @@ struct TileRows {
 };
 
 struct TileScratch {
-  SoftmaxRows open, closed;
-  alignas(64) uint16_t q[kAttentionRows * kMaxHeadDim];  // [row][head_dim, padded to 32]
+  SoftmaxRows<kTiledRows> open, closed;
+  alignas(64) uint16_t q[kTiledRows * kMaxHeadDim];  // [row][head_dim, padded to 32]
   alignas(64) uint32_t keys[kSoftmaxTokens * kMaxHeadDim / 2];    // of a window: [16 tokens][pair of elements][token][2]
   alignas(64) uint32_t values[kSoftmaxTokens * kMaxHeadDim / 2];  // [16 elements][pair of tokens][element][2]
   TileRows rows[2];
-  alignas(64) float max[kAttentionRows + kLanes];
-  alignas(64) float decay[kAttentionRows + kLanes];
 };
 
 HR_INLINE int whole_tiles(int rows) { return (rows + kLanes - 1) / kLanes * kLanes; }
@@ -172,13 +170,12 @@ void gather_seen(const uint16_t* weights, const uint32_t* all_values, int dim, i
   }
 }
 
+// One more than the greatest exponent is a sign.
 bool are_numbers(const uint32_t* pairs, int count) {
-  __mmask32 odd = 0;
-  for (int i = 0; i < count; i += kLanes) {
-    const I exponents = bit_and(load_u32(pairs + i), 0x7f807f80u);
-    odd = odd | _mm512_cmpeq_epi16_mask(exponents, _mm512_set1_epi16(0x7f80));
-  }
-  return odd == 0;
+  I signs = zero_int();
+  for (int i = 0; i < count; i += kLanes)
+    signs = bit_or(signs, add_i32(bit_and(load_u32(pairs + i), 0x7f807f80u), 0x00800080));
+  return max_lanes(bit_and(signs, 0x80008000u)) == 0;
 }
 
 // `exp` of what is not positive: the same bits, in fewer instructions.
@@ -199,58 +196,91 @@ struct TileWindow {
   F key_scales[kWindowBlocks], value_scales[kWindowBlocks];  // int8 only
 };
 
-// What `weigh` of kernels_softmax.inl does, for rows [begin, end) of a tile that begins at `first`.
-template <KvType T, bool Whole>
-HR_INLINE void weigh_rows_of(const TileWindow<T>& window, int first, int begin, int end, TileScratch& s, TileRows& rows) {
-  for (int r = begin; r < end; ++r) {
-    float* row = rows.scores + (r - first) * kSoftmaxTokens;
-    const int seen = Whole ? kSoftmaxTokens : seen_by(window.t, r, window.w);
-    F top = set1(kMinusInf);
-    for (int i = 0; i < kWindowBlocks; ++i) {
-      F score = load(row + i * kLanes);
-      if constexpr (T == KvType::int8) store(row + i * kLanes, score = mul(score, window.key_scales[i]));
-      if (Whole || i * kLanes < seen) top = max(top, Whole ? score : seen_or(score, seen - i * kLanes, kMinusInf));
-    }
-    const float greatest = max_lanes(top);
-    s.max[r] = greatest > s.open.max[r] ? greatest : s.open.max[r];
+// One of sixteen rows folded as `sum_lanes` and `max_lanes` fold it, for all rows at once: lane r is that of row r. `row` makes
+// the lanes of a row.
+template <class Fold, class Row>
+HR_INLINE F fold_rows(Fold fold, Row row) {
+  const auto halves = [&](int a, int b) __attribute__((always_inline)) {
+    const F x = row(a), y = row(b);
+    return fold(_mm512_shuffle_f32x4(x, y, 0x44), _mm512_shuffle_f32x4(x, y, 0xee));
+  };
+  F fours[4];
+#pragma GCC unroll 1
+  for (int i = 0; i < 4; ++i) {
+    const F x = halves(i, 4 + i), y = halves(8 + i, 12 + i);
+    fours[i] = fold(_mm512_shuffle_f32x4(x, y, 0x88), _mm512_shuffle_f32x4(x, y, 0xdd));
   }
-  store(s.decay + begin, exp(sub(load(s.open.max + begin), load(s.max + begin))));
-  for (int r = begin; r < end; ++r) {
-    const float* row = rows.scores + (r - first) * kSoftmaxTokens;
-    uint16_t* out = rows.weights + (r - first) * kSoftmaxTokens;
-    const int seen = Whole ? kSoftmaxTokens : seen_by(window.t, r, window.w);
-    F mass = zero();
-    for (int i = 0; i < kWindowBlocks; ++i) {
-      F weights = zero();
-      if (Whole || i * kLanes < seen) {
-        weights = exp_down(sub(load(row + i * kLanes), set1(s.max[r])));
-        if constexpr (!Whole) weights = seen_or(weights, seen - i * kLanes, 0.0f);
-        mass = add(mass, weights);
-        if constexpr (T == KvType::int8) weights = mul(weights, window.value_scales[i]);
-        if constexpr (!Whole && T == KvType::int8) weights = seen_or(weights, seen - i * kLanes, 0.0f);
-      }
-      store_bf16(out + i * kLanes, weights);
+  const auto twos = [&](F x, F y) __attribute__((always_inline)) {
+    return fold(_mm512_shuffle_ps(x, y, 0x44), _mm512_shuffle_ps(x, y, 0xee));
+  };
+  const F x = twos(fours[0], fours[1]), y = twos(fours[2], fours[3]);
+  return fold(_mm512_shuffle_ps(x, y, 0x88), _mm512_shuffle_ps(x, y, 0xdd));
+}
+
+// Tokens that rows of a tile see of a window: all of them, or as many as `seen` has.
+template <bool Whole>
+struct SeenByRows {
+  int seen[kLanes];
+  __attribute__((always_inline)) bool any(int row, int token) const { return Whole || token < seen[row]; }
+  __attribute__((always_inline)) F of(F x, int row, int token, float other) const { return Whole ? x : seen_or(x, seen[row] - token, other); }
+};
+
+// What `weigh` of kernels_softmax.inl does, for the sixteen rows from `first` on. Those that see nothing, or are none, get
+// weights of 0.
+template <KvType T, bool Whole>
+void weigh_rows_of(const TileWindow<T>& window, int first, const SeenByRows<Whole>& seen, TileScratch& s, TileRows& rows) {
+  const F top = fold_rows([](F a, F b) { return max(a, b); }, [&](int r) __attribute__((always_inline)) {
+    float* row = rows.scores + r * kSoftmaxTokens;
+    F top = set1(kMinusInf);
+    for (int i = 0; i < kSoftmaxTokens; i += kLanes) {
+      F score = load(row + i);
+      if constexpr (T == KvType::int8) store(row + i, score = mul(score, window.key_scales[i / kLanes]));
+      if (seen.any(r, i)) top = max(top, seen.of(score, r, i, kMinusInf));
     }
-    s.open.mass[r] = s.open.mass[r] * s.decay[r] + sum_lanes(mass);
-    s.open.max[r] = s.max[r];
+    return top;
+  });
+  const F before = load(s.open.max + first), now = max(top, before);
+  alignas(64) float greatest[kLanes], decay[kLanes], mass[kLanes];
+  store(greatest, now);
+  const F by = exp(sub(before, now));
+  store(decay, by);
+  const F sums = fold_rows([](F a, F b) { return add(a, b); }, [&](int r) __attribute__((always_inline)) {
+    const float* row = rows.scores + r * kSoftmaxTokens;
+    uint16_t* out = rows.weights + r * kSoftmaxTokens;
+    const F max = set1(greatest[r]);
+    F mass = zero();
+    for (int i = 0; i < kSoftmaxTokens; i += kLanes) {
+      F weights = zero();
+      if (seen.any(r, i)) {
+        weights = seen.of(exp_down(sub(load(row + i), max)), r, i, 0.0f);
+        mass = add(mass, weights);
+        if constexpr (T == KvType::int8) weights = seen.of(mul(weights, window.value_scales[i / kLanes]), r, i, 0.0f);
+      }
+      store_bf16(out + i, weights);
+    }
+    return mass;
+  });
+  store(mass, add(mul(load(s.open.mass + first), by), sums));
+  const int dim = padded(window.t.head_dim);
+  for (int r = 0; r < kLanes; ++r) {
+    if (!seen.any(r, 0)) continue;
+    s.open.max[first + r] = greatest[r];
+    s.open.mass[first + r] = mass[r];
+    const F decays = set1(decay[r]);
+    float* sum = s.open.sum + (first + r) * dim;
+    for (int d = 0; d < dim; d += kLanes) store(sum + d, mul(kept<false>(load(sum + d)), decays));
   }
 }
 
-// Weights of the sixteen rows from `first` on, 0 for those that see nothing or are none; and their sums decay.
-template <KvType T, bool Whole>
+template <KvType T>
 void weigh_tile(const TileWindow<T>& window, int first, TileScratch& s, TileRows& rows) {
-  const int begin = window.begin > first ? window.begin : first;
-  const int end = least(first + kLanes, window.t.num_rows);
-  const int dim = padded(window.t.head_dim);
-  weigh_rows_of<T, Whole>(window, first, begin, end, s, rows);
-  for (int r = 0; r < kLanes; ++r)
-    if (first + r < begin || first + r >= end)
-      for (int i = 0; i < kSoftmaxTokens; i += kLanes) store_bf16(rows.weights + r * kSoftmaxTokens + i, zero());
-  for (int r = begin; r < end; ++r) {
-    const F decay = set1(s.decay[r]);
-    for (float* sum = s.open.sum + r * dim; sum < s.open.sum + (r + 1) * dim; sum += kLanes)
-      store(sum, mul(kept<false>(load(sum)), decay));
-  }
+  const AttentionTile& t = window.t;
+  if (first >= window.begin && seen_by(t, first, window.w) == kSoftmaxTokens)
+    return weigh_rows_of<T, true>(window, first, {}, s, rows);
+  SeenByRows<false> seen{};
+  for (int r = window.begin > first ? window.begin : first; r < least(first + kLanes, t.num_rows); ++r)
+    seen.seen[r - first] = seen_by(t, r, window.w);
+  weigh_rows_of<T, false>(window, first, seen, s, rows);
 }
 
 // Makes pairs of a window's keys and values. Tells whether 0 times any of its values is 0.
@@ -278,7 +308,7 @@ bool pair_window(TileWindow<T>& window, const WindowParts& parts, TileScratch& s
 }
 
 // Each tile's products run beside the exponentials of the tile before it.
-template <KvType T, bool Whole>
+template <KvType T>
 void run_tiles(const TileWindow<T>& window, bool are_all_numbers, TileScratch& s) {
   const AttentionTile& t = window.t;
   const int dim = padded(t.head_dim);
@@ -297,7 +327,7 @@ void run_tiles(const TileWindow<T>& window, bool are_all_numbers, TileScratch& s
   for (int row = begin; row < end; row += kLanes) {
     if (row + kLanes < end) score(row + kLanes);
     if (row > begin) gather(row - kLanes);
-    weigh_tile<T, Whole>(window, row, s, rows_of(row));
+    weigh_tile<T>(window, row, s, rows_of(row));
   }
   gather(end - kLanes);
 }
@@ -306,10 +336,7 @@ template <KvType T>
 void run_window(const AttentionTile& t, const WindowParts& parts, const Window& w, TileScratch& s) {
   TileWindow<T> window{.t = t, .w = w, .begin = first_seeing(t, w.first), .key_scales = {}, .value_scales = {}};
   const bool are_all_numbers = pair_window(window, parts, s);
-  if (seen_by(t, window.begin, w) == kSoftmaxTokens)
-    run_tiles<T, true>(window, are_all_numbers, s);
-  else
-    run_tiles<T, false>(window, are_all_numbers, s);
+  run_tiles<T>(window, are_all_numbers, s);
 }
 
 template <KvType T>
@@ -322,7 +349,6 @@ template <KvType T>
   }());
   round_queries(t, s);
   const int dim = padded(t.head_dim);
-  for (int r = 0; r < kAttentionRows + kLanes; r += kLanes) store(s.max + r, set1(kMinusInf));
   attend_segments(t, s.open, s.closed, [&](int segment) {
     begin_segment(s.open, whole_tiles(t.num_rows), dim);
     const WindowParts parts(t, segment, kv_part_bytes(T, t.head_dim));

@@ -102,13 +102,14 @@ void decode_tiles(const std::byte* panel, int first, int count, TileBlock<form_o
   }
 }
 
+inline constexpr int kFewRows = 8;       // up to as many rows, dot products in vectors are faster
 inline constexpr int kTileStretch = 64;  // most blocks decoded at a time
 inline constexpr int kTileGroup = 192;   // rows that share them
 
 // Begins the products of a block, which are in tiles 0 and (halves) 1 or, of every other block, in 2 and 3.
 template <Form kForm>
-HR_INLINE void multiply_block(int nth, const TileBlock<kForm>& w, const QuantBlock* x, size_t x_stride) {
-  const size_t stride = x_stride * sizeof(QuantBlock);
+HR_INLINE void multiply_block(int nth, const TileBlock<kForm>& w, const QuantBlock* x) {
+  constexpr size_t stride = sizeof(QuantBlock);
   if (nth % 2 == 0) {
     _tile_loadd(4, x->q, stride);
     _tile_loadd(5, w.quads[0], 64);
@@ -151,9 +152,9 @@ HR_INLINE void each_row(Use use) {
   }(std::make_integer_sequence<int, R>{});
 }
 
-// acc[r] += the panel's 16 outputs times a block of row r, whose sums are known: dots[tile][row][16].
+// acc[r] += the panel's 16 outputs times a block of row r, x[r], whose sums are known: dots[tile][row][16].
 template <Form kForm, int R>
-HR_INLINE void add_block(const TileBlock<kForm>& w, const QuantBlock* x, size_t x_stride, const float* dots, F (&acc)[R]) {
+HR_INLINE void add_block(const TileBlock<kForm>& w, const QuantBlock* x, const float* dots, F (&acc)[R]) {
   // While tiles are at work, only one of two ports multiplies floats and converts to them; the other adds.
   const F shift = set1(kInLowBits);
   const auto sums = [&](int tile, int r) __attribute__((always_inline)) {
@@ -161,7 +162,7 @@ HR_INLINE void add_block(const TileBlock<kForm>& w, const QuantBlock* x, size_t 
   };
   const F scale = load(w.scale);
   each_row<R>([&](auto r) __attribute__((always_inline)) {
-    const QuantBlock& row = x[r * x_stride];
+    const QuantBlock& row = x[r];
     F dot = sums(0, r);
     // Whole numbers, whose products and sum are below 2^24. A sum of zero has the sign that an integer's has.
     if constexpr (kForm == Form::halves) dot = fma(sums(1, r), load(w.second[1]), fma(dot, load(w.second[0]), zero()));
@@ -204,20 +205,24 @@ void add_rows(const LinearSpan& s, const Stretch<kForm>& stretch, int row, Lines
   });
   alignas(64) float dots[2][TileBlock<kForm>::kTiles * 256];
   const TileBlock<kForm>* w = stretch.weights;
-  const QuantBlock* x = s.x_int8 + row * s.x_stride + stretch.first;
+  const QuantBlock* x = s.x_int8 + row * s.x_stride + stretch.first * kLanes;
   const int blocks = stretch.blocks;
+  const bool is_last = (stretch.first + blocks) * 32 == s.num_inputs;
+  // Stores are done in order: those of outputs, waiting for their lines, would keep the sums of the next tile.
+  if (is_last)
+    for (int r = 0; r < R; ++r) __builtin_prefetch(s.out + (row + r) * s.out_stride + stretch.panel * kLanes, 1);
   before_tile_loads();
-  multiply_block<kForm>(0, *w, x, s.x_stride);
-  for (int i = 1; i < blocks; ++i, ++w, ++x) {
-    multiply_block<kForm>(i, w[1], x + 1, s.x_stride);
+  multiply_block<kForm>(0, *w, x);
+  for (int i = 1; i < blocks; ++i, ++w, x += kLanes) {
+    multiply_block<kForm>(i, w[1], x + kLanes);
     Lines::fetch(lines);
-    if (i > 1) add_block<kForm, R>(w[-1], x - 1, s.x_stride, dots[i % 2], acc);
+    if (i > 1) add_block<kForm, R>(w[-1], x - kLanes, dots[i % 2], acc);
     store_block<kForm>(i - 1, dots[(i - 1) % 2]);
   }
-  if (blocks > 1) add_block<kForm, R>(w[-1], x - 1, s.x_stride, dots[blocks % 2], acc);
+  if (blocks > 1) add_block<kForm, R>(w[-1], x - kLanes, dots[blocks % 2], acc);
   store_block<kForm>(blocks - 1, dots[(blocks - 1) % 2]);
-  add_block<kForm, R>(*w, x, s.x_stride, dots[(blocks - 1) % 2], acc);
-  if ((stretch.first + blocks) * 32 == s.num_inputs) {
+  add_block<kForm, R>(*w, x, dots[(blocks - 1) % 2], acc);
+  if (is_last) {
     F done[R];
     each_row<R>([&](auto r) __attribute__((always_inline)) { done[r] = acc[r]; });
     finish_rows<R>(s, stretch.panel, done, row);
@@ -234,10 +239,10 @@ HR_INLINE void add_tile(const LinearSpan& s, const Stretch<kForm>& stretch, int 
   }
 }
 
-TileShapes shapes_of(int height) {
+constexpr TileShapes whole_shapes() {
   TileShapes shapes;
-  for (int sums = 0; sums < 4; ++sums) shapes.with(sums, height, 64);
-  return shapes.with(4, height, 32).with(6, height, 32).with(5, 8, 64).with(7, 8, 64);
+  for (int sums = 0; sums < 4; ++sums) shapes.with(sums, kLanes, 64);
+  return shapes.with(4, kLanes, 32).with(6, kLanes, 32).with(5, 8, 64).with(7, 8, 64);
 }
 
 template <WeightType T>
@@ -245,9 +250,9 @@ void tile_panels(const LinearSpan& s) {
   constexpr Form kForm = form_of(T);
   alignas(64) float kept[kTileGroup * kLanes];
   TileBlock<kForm> weights[kTileStretch];
-  const int num_tiles = (s.rows + 15) / 16;
-  const TileShapes shapes = shapes_of((s.rows + num_tiles - 1) / num_tiles);
-  const Tiles tiles(shapes);
+  const int num_tiles = (s.rows + kLanes - 1) / kLanes;
+  static constexpr TileShapes kShapes = whole_shapes();
+  const Tiles tiles(kShapes);
   const int all = s.num_inputs / 32, stretches = (all + kTileStretch - 1) / kTileStretch;
   for (int panel = 0; panel < s.num_panels; ++panel)
     for (int i = 0, first = 0; i < stretches; ++i) {
@@ -256,21 +261,17 @@ void tile_panels(const LinearSpan& s) {
       decode_tiles<T>(weights_of_panel, first, blocks, weights);
       const bool is_last = panel + 1 == s.num_panels && end == all;
       const std::byte* after = is_last ? s.next : weights_of_panel + end * step_bytes(T);
-      for (int t = 0, row = 0; t < num_tiles; ++t) {
-        const int height = (s.rows - row) / (num_tiles - t);  // that of the shapes, or one less
+      for (int t = 0; t < num_tiles; ++t) {
+        const int row = t * kLanes, height = least(s.rows - row, kLanes);  // what a tile has beyond them is not looked at
         const Lines lines = Lines::of_tile(after, blocks * step_bytes(T), t, num_tiles, blocks);
         add_tile<kForm>(s, {weights, panel, first, blocks}, row, height, lines, kept + row * kLanes);
-        row += height;
       }
       first = end;
     }
 }
 
-// Up to as many rows, dot products in vectors are faster.
-inline constexpr int kFewRows = 8;
-
 void linear_int8(const LinearSpan& s) {
-  if (s.rows <= kFewRows || s.rows > kTileGroup) return avx512_kernels()->linear_int8(s);
+  if (s.rows <= kFewRows) return avx512_kernels()->linear_int8(s);
   switch (s.type) {
     case WeightType::q4_0: return tile_panels<WeightType::q4_0>(s);
     case WeightType::q4_1: return tile_panels<WeightType::q4_1>(s);

@@ -198,10 +198,10 @@ HR_INLINE Int8Range int8_range(float greatest, bool is_finite) {
 }
 
 // Symmetric, to nearest even, one scale for each block. What is no number makes its whole block NaN.
-void to_int8(const float* x, int n, QuantBlock* out) {
+void to_int8(const float* x, int n, QuantBlock* out, int step) {
   constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, which stays in the low bits
   constexpr auto kRoundBits = __builtin_bit_cast(uint32_t, kRound);
-  for (int k = 0; k < n; k += 32, x += 32, ++out) {
+  for (int k = 0; k < n; k += 32, x += 32, out += step) {
     const F a = load(x);
     const F b = load(x + kLanes);
     // The bits of magnitudes are in the order of these, and after them come those of what is no number.

@@ -16,14 +16,16 @@ constexpr int kScores = kTileRows * kSegmentStride > kAttentionRows * kWindowStr
 
 // States of the rows: the greatest score so far, the sum of exp(score - max), and the same sum weighted with values. There is
 // room for sixteen rows from any one on.
+template <int Rows>
 struct SoftmaxRows {
-  alignas(64) float max[kAttentionRows + kLanes];
-  alignas(64) float mass[kAttentionRows + kLanes];
-  alignas(64) float sum[kAttentionRows * kMaxHeadDim];
+  static constexpr int kRows = Rows + kLanes;
+  alignas(64) float max[kRows];
+  alignas(64) float mass[kRows];
+  alignas(64) float sum[Rows * kMaxHeadDim];
 };
 
 struct AttentionScratch {
-  SoftmaxRows open, closed;  // of the running segment, and of those before it
+  SoftmaxRows<kAttentionRows> open, closed;  // of the running segment, and of those before it
   alignas(64) float q[kAttentionRows * kMaxHeadDim];
   alignas(64) float wide[kSoftmaxTokens * kMaxHeadDim];  // keys of a window, then its values
   alignas(64) float scores[kScores];                     // then their exponentials
@@ -105,8 +107,9 @@ void copy_sums(const float* from, int dim, float* to) {
   for (int d = 0; d < dim; d += kLanes) store(to + d, load(from + d));
 }
 
-void begin_segment(SoftmaxRows& open, int num_rows, int dim) {
-  for (int r = 0; r < kAttentionRows + kLanes; r += kLanes) {
+template <class Rows>
+void begin_segment(Rows& open, int num_rows, int dim) {
+  for (int r = 0; r < Rows::kRows; r += kLanes) {
     store(open.max + r, set1(kMinusInf));
     store(open.mass + r, zero());
   }
@@ -114,8 +117,8 @@ void begin_segment(SoftmaxRows& open, int num_rows, int dim) {
 }
 
 // All segments of a tile, each of which `run` leaves in `open`.
-template <class Run>
-HR_INLINE void attend_segments(const AttentionTile& t, SoftmaxRows& open, SoftmaxRows& closed, Run run) {
+template <class Rows, class Run>
+HR_INLINE void attend_segments(const AttentionTile& t, Rows& open, Rows& closed, Run run) {
   const int dim = padded(t.head_dim);
   for (int segment = t.first_segment; segment < t.end_segment; ++segment) {
     run(segment);

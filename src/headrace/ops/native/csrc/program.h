@@ -152,9 +152,20 @@ class Program {
   std::byte* bf16_row(int width, int row) const {
     return rounded_.data() + static_cast<size_t>(row) * bf16_stride(width) * static_cast<size_t>(kernels_.bf16_bytes);
   }
-  QuantBlock* int8_row(int buffer, int width, int row) const {
-    auto* rows = reinterpret_cast<QuantBlock*>(quantised_[static_cast<size_t>(buffer)].data());
-    return rows + static_cast<size_t>(row) * (static_cast<size_t>(width) / 32);
+  // Where one of some rows begins in int8, and how far apart its blocks are.
+  struct Int8Row {
+    QuantBlock* first;
+    int step;
+  };
+  Int8Row int8_row(int buffer, int width, int row, int num_rows) const {
+    const int step = num_rows >= kernels_.rows_in_tiles ? kLanes : 1;
+    auto* blocks = reinterpret_cast<QuantBlock*>(quantised_[static_cast<size_t>(buffer)].data());
+    return {blocks + static_cast<size_t>(row / step * step) * (static_cast<size_t>(width) / 32) + row % step, step};
+  }
+  // Rounds elements of a row, from column `first` on.
+  void round_to_int8(int buffer, int width, int row, int num_rows, const float* x, int first, int count) const {
+    const Int8Row out = int8_row(buffer, width, row, num_rows);
+    kernels_.to_int8(x, count, out.first + first / 32 * out.step, out.step);
   }
 
   void select_early();

@@ -329,7 +329,7 @@ void Program::place_registers() {
   if (rounding_.bf16)
     rounded_ = Pages(rows * bf16_stride(static_cast<int>(widest_input_)) * static_cast<size_t>(kernels_.bf16_bytes));
   if (rounding_.int8)
-    for (Pages& pages : quantised_) pages = Pages(rows * (widest_input_ / 32) * sizeof(QuantBlock));
+    for (Pages& pages : quantised_) pages = Pages(padded(max_tokens_) * (widest_input_ / 32) * sizeof(QuantBlock));
 }
 
 size_t Program::activation_bytes() const {

@@ -100,7 +100,7 @@ void Program::for_rows_of(const Op& op, int64_t cost_per_row, Work work) {
   const int width = at(op.out).width;
   for_rows(rows_of(op.out), cost_per_row, [&](int r) {
     work(r);
-    if (op.to_int8) kernels_.to_int8(out.row(r), width, int8_row(0, width, r));
+    if (op.to_int8) round_to_int8(0, width, r, rows_of(op.out), out.row(r), 0, width);
   });
 }
 
@@ -153,12 +153,13 @@ void Program::plan_attention(const AttentionShape& shape) {
   merges_.clear();
   attention_rows_.clear();
   const int heads = shape.num_heads / shape.num_kv_heads;
+  const int most_rows = rounding_.attention ? kernels_.rows_in_bf16 : kAttentionRows;
   const int num_seqs = step_.num_seqs();
   const auto rows_of_seq = [&](int seq) { return (step_.token_starts[seq + 1] - step_.token_starts[seq]) * heads; };
   int tiles = 0;
-  std::vector<int> few;  // sequences whose rows fill less than half a tile
+  std::vector<int> few;  // sequences whose rows fill less than half a tile of the smaller kind
   for (int seq = 0; seq < num_seqs; ++seq) {
-    tiles += ceil_div(rows_of_seq(seq), kAttentionRows) * shape.num_kv_heads;
+    tiles += ceil_div(rows_of_seq(seq), most_rows) * shape.num_kv_heads;
     if (2 * rows_of_seq(seq) <= kAttentionRows) few.push_back(seq);
   }
   const bool split = pool_.threads() > 1 && tiles < 4 * pool_.threads();
@@ -173,8 +174,8 @@ void Program::plan_attention(const AttentionShape& shape) {
     first_rows.push_back(static_cast<int>(attention_rows_.size()));
     const int rows = rows_of_seq(seq);
     const int begin = num_shared[static_cast<size_t>(seq)];
-    for (int first = 0; first < rows; first += kAttentionRows) {
-      const int count = std::min(kAttentionRows, rows - first);
+    for (int first = 0; first < rows; first += most_rows) {
+      const int count = std::min(most_rows, rows - first);
       const int segments = (step_.positions[seq] + (first + count - 1) / heads) / kSegmentTokens + 1;
       const bool partial = begin > 0 || (split && segments > 1);
       const auto first_row = static_cast<int>(attention_rows_.size());
@@ -199,9 +200,9 @@ void Program::plan_attention(const AttentionShape& shape) {
       for (int r = 0; r < rows_of_seq(seq); ++r)
         attention_rows_.push_back(attention_rows_[static_cast<size_t>(first_rows[static_cast<size_t>(seq)] + r)]);
     const int rows = static_cast<int>(attention_rows_.size()) - first_row;
-    for (int first = 0; first < rows; first += kAttentionRows)
+    for (int first = 0; first < rows; first += most_rows)
       for (int h = 0; h < shape.num_kv_heads; ++h)
-        items_.push_back({one.seqs[0], h, first_row + first, std::min(kAttentionRows, rows - first), one.segment,
+        items_.push_back({one.seqs[0], h, first_row + first, std::min(most_rows, rows - first), one.segment,
                           one.segment + 1, true});
   }
   const auto floats = static_cast<size_t>(head_partials_ * shape.num_kv_heads);

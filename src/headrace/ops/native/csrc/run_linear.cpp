@@ -77,7 +77,7 @@ void Program::round_inputs(const Op& op, int rows) {
   if (std::any_of(op.parts.begin(), op.parts.end(), [&](const Part& p) { return in_bf16(p); }))
     for_rows(rows, inputs, [&](int r) { kernels_.to_bf16(x.row(r), inputs, bf16_row(inputs, r)); });
   if (!op.from_int8 && std::any_of(op.parts.begin(), op.parts.end(), [&](const Part& p) { return in_int8(p); }))
-    for_rows(rows, inputs, [&](int r) { kernels_.to_int8(x.row(r), inputs, int8_row(op.quantised, inputs, r)); });
+    for_rows(rows, inputs, [&](int r) { round_to_int8(op.quantised, inputs, r, rows, x.row(r), 0, inputs); });
 }
 
 // Some rows times `count` panels from `panel` on, after which `after` is likely to be read. `out` begins with the first
@@ -105,7 +105,7 @@ void Program::multiply(const Op& op, const Rows& rows, int panel, int count, Ahe
         .next_bytes = next.panel_bytes,
         .x = x.row(rows.first),
         .x_bf16 = bf16 ? bf16_row(inputs, rows.first) : nullptr,
-        .x_int8 = int8 ? int8_row(op.quantised, inputs, rows.first) : nullptr,
+        .x_int8 = int8 ? int8_row(op.quantised, inputs, rows.first, rows_of(op.x)).first : nullptr,
         .x_stride = int8 ? static_cast<size_t>(inputs) / 32 : bf16 ? bf16_stride(inputs) : x.stride,
         .rows = rows.count,
         .out = out.data + (part.column + column - first_column),
@@ -132,7 +132,7 @@ void Program::multiply_gated(const Op& op, const Split& split, const Rows& rows,
       float* out = op.only_int8 ? gate_up.row(r) : view(op.out).row(rows.first + r) + column;
       kernels_.silu_mul(gate_up.row(r), columns, out);
       if (op.to_int8)
-        kernels_.to_int8(out, columns, int8_row(1 - op.quantised, at(op.out).width, rows.first + r) + column / 32);
+        round_to_int8(1 - op.quantised, at(op.out).width, rows.first + r, rows_of(op.out), out, column, columns);
     }
   }
 }
@@ -150,7 +150,9 @@ void Program::run_linear(const Op& op) {
   }
   pool_.run(split.panel_groups * split.row_groups, [&](int chunk) {
     const int row_group = chunk / split.panel_groups, nth = chunk % split.panel_groups;
-    const auto row_of = [&](int g) { return static_cast<int>(static_cast<int64_t>(num_rows) * g / split.row_groups); };
+    const auto row_of = [&](int g) {  // whole tiles
+      return std::min(num_rows, ceil_div(num_rows, kLanes) * g / split.row_groups * kLanes);
+    };
     const Rows rows{row_of(row_group), row_of(row_group + 1) - row_of(row_group)};
     const int panel = split.first_panel(nth, pool_.threads());
     const int count = std::min(split.group, split.panels - panel);
