@@ -152,6 +152,15 @@ def test_an_instruction_set_that_is_not_there_fails(
     assert check.data["usable_isas"] == ["portable", "avx2"]
 
 
+def test_it_says_why_amx_goes_unused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.ops.native._native.amx_refusal", lambda: "there is no room")
+    monkeypatch.setattr("headrace.ops.native._native.fastest_isa", lambda: "avx2")
+    monkeypatch.setattr("headrace.ops.native._native.usable_isas", lambda: ["portable", "avx2"])
+    check = only(check_native(Config()))
+    assert check.status is Status.WARN
+    assert check.detail == "avx2 chosen of portable, avx2; no amx, as there is no room"
+
+
 def test_no_native_extension_fails_only_where_it_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "headrace.ops.native._native", None)
     monkeypatch.delattr("headrace.ops.native._native", raising=False)

@@ -33,6 +33,7 @@ def check_native(config: Config) -> Iterator[Check]:
         from headrace.ops.native import _native
 
         isas, fastest = list(_native.usable_isas()), _native.fastest_isa()
+        refusal = _native.amx_refusal()
     except (ImportError, AttributeError) as error:  # not built, or from other sources
         status = Status.FAIL if is_needed else Status.OK
         hint = "build it with pip install ." if is_needed else ""
@@ -49,6 +50,9 @@ def check_native(config: Config) -> Iterator[Check]:
     if isa == "portable":
         hint = "much slower than avx2; this CPU or this build has nothing better"
         yield Check("native", Status.WARN, detail, hint, data)
+    elif refusal and config.device.isa == "auto":
+        hint = "prompts take longer; whatever starts headrace may give threads larger signal stacks"
+        yield Check("native", Status.WARN, f"{detail}; no amx, as {refusal}", hint, data)
     else:
         yield Check("native", Status.OK, detail, data=data)
 

@@ -3,6 +3,8 @@
 import mmap
 import re
 import resource
+import subprocess
+import sys
 import threading
 from array import array
 from pathlib import Path
@@ -307,3 +309,23 @@ def test_idle_threads_sleep() -> None:
     pause.wait(0.1)
     after = resource.getrusage(resource.RUSAGE_SELF)
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.05
+
+
+SMALL_SIGNAL_STACK = """
+import ctypes
+class Stack(ctypes.Structure):
+    _fields_ = [("sp", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t)]
+memory = ctypes.create_string_buffer(4096)
+stack = Stack(ctypes.addressof(memory), 0, 4096)
+assert ctypes.CDLL(None).sigaltstack(ctypes.byref(stack), None) == 0
+from headrace.ops.native import _native
+print("amx" in _native.usable_isas(), _native.amx_refusal())
+"""
+
+
+@pytest.mark.skipif("amx" not in _native.usable_isas(), reason="needs AMX")
+def test_a_small_signal_stack_keeps_amx_away_and_is_told() -> None:
+    assert _native.amx_refusal() == ""
+    command = [sys.executable, "-c", SMALL_SIGNAL_STACK]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert done.stdout == "False a thread's signal stack has no room for the registers of AMX\n"

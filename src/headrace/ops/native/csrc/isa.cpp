@@ -6,6 +6,8 @@
 #include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+
+#include <cerrno>
 #endif
 
 #if defined(HEADRACE_HAVE_NEON) && defined(__linux__)
@@ -60,19 +62,29 @@ bool cpu_has_avx512() {
 #endif
 }
 
+#if defined(HEADRACE_HAVE_AMX) && !defined(HEADRACE_EMULATE_AVX512)
+bool cpu_has_tiles() {
+  constexpr unsigned kTile = 1u << 24, kInt8 = 1u << 25, kBf16 = 1u << 22, kAll = kTile | kInt8 | kBf16;
+  unsigned eax, ebx, ecx, edx;
+  return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && (edx & kAll) == kAll && cpu_has_avx512();
+}
+
+// Linux keeps the registers' state only for processes that have asked for it; it says no where it does not know them, or where
+// the signal stack of a thread has no room for them. 0, or the error.
+int tiles_error() {
+  constexpr long kRequest = 0x1023, kTileData = 18;
+  static const int error = syscall(SYS_arch_prctl, kRequest, kTileData) == 0 ? 0 : errno;
+  return error;
+}
+#endif
+
 bool cpu_has_amx() {
 #if !defined(HEADRACE_HAVE_AMX)
   return false;
 #elif defined(HEADRACE_EMULATE_AVX512)
   return true;
 #else
-  constexpr unsigned kTile = 1u << 24, kInt8 = 1u << 25, kBf16 = 1u << 22, kAll = kTile | kInt8 | kBf16;
-  unsigned eax, ebx, ecx, edx;
-  if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) || (edx & kAll) != kAll) return false;
-  // Linux keeps the registers' state only for processes that have asked for it; it says no where it does not know them.
-  constexpr long kRequest = 0x1023, kTileData = 18;
-  static const bool granted = syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
-  return granted && cpu_has_avx512();
+  return cpu_has_tiles() && tiles_error() == 0;
 #endif
 }
 
@@ -85,6 +97,22 @@ std::vector<const Kernels*> usable_kernels() {
   if (cpu_has_avx512()) usable.push_back(avx512_kernels());
   if (cpu_has_amx()) usable.push_back(amx_kernels());
   return usable;
+}
+
+std::vector<std::string> usable_names() {
+  std::vector<std::string> names;
+  for (const Kernels* kernels : usable_kernels()) names.emplace_back(kernels->name);
+  return names;
+}
+
+std::string amx_refusal() {
+#if defined(HEADRACE_HAVE_AMX) && !defined(HEADRACE_EMULATE_AVX512)
+  if (!cpu_has_tiles() || tiles_error() == 0) return {};
+  if (tiles_error() == ENOSPC) return "a thread's signal stack has no room for the registers of AMX";
+  return "the system does not keep the registers of AMX (error " + std::to_string(tiles_error()) + ")";
+#else
+  return {};
+#endif
 }
 
 const Kernels& find_kernels(const std::string& name) {

@@ -300,11 +300,8 @@ NB_MODULE(_native, m) {
   using namespace headrace;
   nb::exception<Fault>(m, "Fault");
 
-  m.def("usable_isas", [] {
-    std::vector<std::string> names;
-    for (const Kernels* kernels : usable_kernels()) names.emplace_back(kernels->name);
-    return names;
-  });
+  m.def("usable_isas", usable_names);
+  m.def("amx_refusal", amx_refusal);  // why AMX is not among them, though the CPU has it
   m.def("fastest_isa", [] { return std::string(find_kernels("auto").name); });
   m.def("bf16_products", [](const std::string& isa) { return find_kernels(isa).bf16_products; }, "isa"_a);
   m.def("read_limit", &read_limit, nb::call_guard<nb::gil_scoped_release>(), "pool"_a, "isa"_a, "num_bytes"_a,
