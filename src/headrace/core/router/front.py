@@ -163,6 +163,8 @@ class FrontCore:
                 if role is Role.PREFILL:
                     self._turn_aside(worker_id, effects)
                 self._spare_prefill(effects)
+                if self._workers.stalled():
+                    self._pass_by(effects)
             case _:
                 assert_never(event)
         return effects
@@ -208,12 +210,11 @@ class FrontCore:
 
     def _hear(self, worker_id: WorkerId, word: Word, effects: list[FrontEffect]) -> None:
         flight = self._flight_of.get(word.seq_id)
-        # A word about a sequence that has ended here, or is elsewhere, means nothing any more.
-        if flight is None:
-            return
-        if flight.worker_id != worker_id:
-            if flight.has_left(worker_id, word):
+        # Of a sequence that has ended here, or is elsewhere, it says only that KV may be held there.
+        if flight is None or flight.worker_id != worker_id:
+            if isinstance(word, Finish):
                 effects.append(Forward(worker_id, EndLease(word.seq_id)))
+            if flight is not None and flight.has_left(worker_id, word):
                 self._send_if_waiting(flight, effects)  # it may be its worker again
             return
         if isinstance(word, Emit):
@@ -372,8 +373,7 @@ class FrontCore:
         flight = self._flights.get(effect.request_id)
         if flight is not None:
             # From its own prefill worker, or from whoever has a prefix of it cached.
-            fetch_from = effect.decision.chosen.fetch_from
-            holder = fetch_from if flight.lender is None else flight.lender
+            holder = effect.decision.chosen.fetch_from if flight.lender is None else flight.lender
             effects.append(self._go(flight, effect.worker_id, holder))
             return
         flight, leg = self._legs.answer(effect.request_id, effect.worker_id)

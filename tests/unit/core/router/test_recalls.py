@@ -16,7 +16,7 @@ from headrace.core.base.worker import Role
 from headrace.core.config.cluster import ClusterConfig
 from headrace.core.config.schema import RouterConfig
 from headrace.core.router.core import RouterCore
-from headrace.core.router.events import WorkerDown, WorkerUp
+from headrace.core.router.events import WorkerDown, WorkerRole, WorkerUp
 from headrace.core.router.flight import Word
 from headrace.core.router.front import FrontCore
 from headrace.core.router.front_events import (
@@ -106,6 +106,24 @@ def test_where_nobody_else_decodes_it_waits_until_somebody_does() -> None:
     assert fronting.tell(WorkerStalled(PREFILL)) == []
     up = WorkerUp(worker_id=OTHER, name="d", spec=spec(), role=Role.DECODE)
     assert fronting.sent(fronting.tell(up)) == [(OTHER, "")]
+
+
+def test_who_decodes_from_now_on_takes_what_nobody_else_could() -> None:
+    fronting = Fronting(Role.DECODE)
+    assert fronting.sent(fronting.hand_over()) == [(DECODE, "place 0")]
+    assert fronting.tell(WorkerStalled(DECODE)) == []
+    # It has computed the prompt itself.
+    assert fronting.sent(fronting.tell(WorkerRole(PREFILL, Role.MIXED))) == [(PREFILL, "")]
+
+
+def test_what_is_held_for_one_that_has_ended_elsewhere_meanwhile_is_let_go() -> None:
+    fronting = Fronting(Role.DECODE)
+    fronting.say(PREFILL, Admitted(SEQ, 0))
+    assert fronting.sent(fronting.tell(WorkerStalled(PREFILL))) == [(DECODE, "")]
+    fronting.say(DECODE, Admitted(SEQ, 0), Emit(SEQ, (7,)), finish(FinishReason.STOP))
+    assert fronting.core.num_living == 0
+    late = fronting.say(PREFILL, Emit(SEQ, (7,)), finish(FinishReason.LENGTH))
+    assert late == [Forward(PREFILL, EndLease(SEQ))]
 
 
 def test_what_was_handed_over_and_not_begun_goes_to_another_one() -> None:
