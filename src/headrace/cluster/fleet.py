@@ -256,8 +256,10 @@ class Fleet:
         slot.asked_role = role
 
     def set_role(self, slot: Slot, role: Role) -> None:
-        """By its own word."""
-        slot.role, slot.asked_role = role, None
+        """By its own word. What it was asked for later is still to come."""
+        slot.role = role
+        if role is slot.asked_role:
+            slot.asked_role = None
 
     def silent(self, now: Ns) -> list[Slot]:
         """Those that have said nothing for too long."""

@@ -107,6 +107,21 @@ def test_of_two_that_decode_only_one_may_stop(rig: Rig) -> None:
     assert error.status_hint == 409
 
 
+def test_what_it_was_asked_for_last_counts_until_it_has_answered_that() -> None:
+    rig = Rig()
+    slots = [serve(rig, Role.DECODE)[0] for _ in range(2)]
+    first, last = ask(rig, "box-0", Role.MIXED), ask(rig, "box-0", Role.PREFILL)
+    rig.say(slots[0], RoleIs(Role.MIXED))
+    assert (first.done(), last.done()) == (True, False)
+    assert slots[0].next_role is Role.PREFILL
+    # So the other one is the last that decodes.
+    error = ask(rig, "box-1", Role.PREFILL).exception(0)
+    assert isinstance(error, RequestError)
+    rig.say(slots[0], RoleIs(Role.PREFILL))
+    assert (slots[0].role, slots[0].asked_role, last.done()) == (Role.PREFILL, None, True)
+    rig.crew.end()
+
+
 def test_who_leaves_keeps_its_role(rig: Rig) -> None:
     slot, _ = serve(rig, Role.DECODE)
     rig.fleet.leave(slot, rig.now, comes_back=True)
