@@ -210,7 +210,7 @@ class FrontCore:
 
     def _hear(self, worker_id: WorkerId, word: Word, effects: list[FrontEffect]) -> None:
         flight = self._flight_of.get(word.seq_id)
-        # Of a sequence that has ended here, or is elsewhere, it says only that KV may be held there.
+        # Of one that has ended here, or is elsewhere, it says no more than that KV may be held.
         if flight is None or flight.worker_id != worker_id:
             if isinstance(word, Finish):
                 effects.append(Forward(worker_id, EndLease(word.seq_id)))
