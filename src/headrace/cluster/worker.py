@@ -66,7 +66,8 @@ class Service:
         from serving it is told as Unfit, and a ConfigError or Occupied; where the front end does
         not want it, that is a ConfigError too.
         """
-        threading.Thread(target=self._beat, name="headrace-beat", daemon=True).start()
+        beat = threading.Thread(target=self._beat, name="headrace-beat", daemon=True)
+        beat.start()
         try:
             asked, rest = self._configuration()
             self._on_configured()
@@ -77,6 +78,8 @@ class Service:
             raise
         finally:
             self._is_over.set()
+            # A thread that sleeps at the process's end keeps an engine: nanobind complains of that.
+            beat.join(BEAT_S)
 
     def _configuration(self) -> tuple[Configure, list[ToWorker]]:
         """The first message, and what came with it."""

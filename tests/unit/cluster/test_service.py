@@ -96,6 +96,8 @@ def test_what_cannot_be_loaded_is_told(engine: SharedEngine, front: Front) -> No
     front.say(Configure(config=Config(model=ModelConfig(path="nowhere/at/all.gguf"))))
     with pytest.raises(ConfigError):
         Service(engine, front.line).run()
+    # Nobody says any more that this worker lives: who did would keep an engine at the end.
+    assert all(thread.name != "headrace-beat" for thread in threading.enumerate())
     word = front.hear()
     assert isinstance(word, Unfit)
     assert "nowhere" in word.message
