@@ -222,9 +222,12 @@ class Worker:
         self._count()
 
     def reconcile(self, now: Ns, load: WorkerLoad, num_received: int | None, fresh_ns: int) -> bool:
-        """Take the worker's word. False, with nothing changed, where it makes no sense."""
+        """Take the worker's word. False where it makes no sense: then it is silent from here on,
+        also where it never told anything before.
+        """
         for figure in msgspec.structs.astuple(load):
             if figure is not None and not 0.0 <= figure < FOREVER:  # which NaN is not either
+                self.fresh_until_ns = min(self.fresh_until_ns, Ns(now + fresh_ns))
                 return False
         # Without its word on what it had received: what was sent before it spoke last time has
         # arrived, and of the rest none is taken for foreign.

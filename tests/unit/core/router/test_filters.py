@@ -233,6 +233,19 @@ def test_nonsense_is_silence(figure: float) -> None:
     assert {routing.place().worker_id for _ in range(3)} == {1}
 
 
+def test_so_it_is_where_nothing_else_was_ever_told() -> None:
+    """Of one that has told nothing, the router's bookings are all that there is to go by."""
+    routing = Routing(2, stats_stale_ms=1000)
+    for _ in range(15):
+        routing.stats(0, num_running=float("nan"))
+        routing.now = Ns(routing.now + 100 * NS_PER_MS)
+    dispatches = [routing.place() for _ in range(3)]
+    assert {one.worker_id for one in dispatches} == {1}
+    assert dispatches[0].decision.filtered[0].reason == "silent about its load"
+    routing.stats(0)
+    assert 0 in {routing.place().worker_id for _ in range(3)}
+
+
 def test_when_all_are_silent_doubts_do_not_count() -> None:
     routing = Routing(2, stats_stale_ms=1000)
     for worker_id in (0, 1):
