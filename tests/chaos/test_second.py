@@ -79,6 +79,22 @@ def stop_first(self, seqs, sent_ns):
     submit(self, seqs, sent_ns)
 Session.submit = stop_first
 """
+# The first of several that copies a block: before the one of this number.
+AT_A_COPY = """
+import os
+from contextlib import suppress
+from headrace.adapters.movers.tcp import BlockStream
+take, left = BlockStream.receive_into, [AT]
+def receive_into(self, view):
+    left[0] -= 1
+    if not left[0]:
+        with suppress(FileExistsError):
+            os.close(os.open(FILE, os.O_CREAT | os.O_EXCL))
+            os.kill(os.getpid(), FATE)
+    return take(self, view)
+BlockStream.receive_into = receive_into
+"""
+LEASE_S = 10.0
 ASLEEP = 0
 
 
@@ -246,3 +262,33 @@ def test_one_that_is_handed_a_request_stops_before_it_begins(
     settle(cluster)
     (cost_s,) = costs(caplog.text)
     assert 0.75 <= cost_s <= 1.0 + lag.forgiven_s
+
+
+@pytest.mark.parametrize("at", [1, NUM_BLOCKS // 2, NUM_BLOCKS])
+@pytest.mark.parametrize("fate", [signal.SIGSTOP, signal.SIGKILL])
+def test_one_that_copies_blocks_goes_and_they_are_not_held_for_it(
+    config: Config, port: int, stack: ExitStack, tmp_path: Path, at: int, fate: signal.Signals
+) -> None:
+    wanted = undisturbed(config, asked())
+    struck = tmp_path / "struck"
+    hook = AT_A_COPY.replace("AT]", f"{at}]").replace("FATE", str(int(fate)))
+    hook = FAR_APART + hook.replace("FILE", repr(str(struck)))
+    stack.enter_context(remote_worker(port, role="prefill", before=FAR_APART))
+    both = [stack.enter_context(remote_worker(port, role="decode", before=hook)) for _ in range(2)]
+    cluster = booted(config, stack, 3)
+    lag = answered(cluster, wanted)
+    assert struck.exists()
+
+    def num_lent() -> int:
+        (lender,) = [one for one in cluster.engine.workers() if one.role == "prefill"]
+        return 0 if lender.stats is None else lender.stats.num_lent_blocks
+
+    wait_until(lambda: num_lent() == 0)
+    assert time.time() - struck.stat().st_mtime < LEASE_S + lag.forgiven_s
+    if fate is signal.SIGSTOP:
+        for decoder in both:
+            os.kill(decoder.pid, signal.SIGCONT)
+    else:
+        wait_until(lambda: num_ready(cluster) == 2)
+    answered(cluster, wanted)
+    settle(cluster)

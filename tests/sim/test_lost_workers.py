@@ -15,6 +15,7 @@ from headrace.core.router.events import WorkerDrain
 from support.cluster_parts import Front, Worker
 from support.cluster_world import ClusterWorld
 from support.fake_device import VOCAB, expected_output
+from support.seeds import FEW_AND_A_THOUSAND
 
 NUM_REQUESTS = 12
 
@@ -122,7 +123,7 @@ def test_nor_does_a_hand_off_whatever_becomes_of_it(seed: int, handoff: str) -> 
 @pytest.mark.parametrize("seed", range(3))
 def test_prefill_workers_compute_and_decode_workers_copy(seed: int, step_tokens: int) -> None:
     """Undisturbed: no token of a prompt's full blocks is computed twice."""
-    world = ClusterWorld(seed, roles=SPLIT, num_blocks=200, step_tokens=step_tokens)
+    world = ClusterWorld(seed, roles=SPLIT, num_blocks=(200,), step_tokens=step_tokens)
     for seqs in requests(seed):
         world.submit(seqs)
     world.run()
@@ -146,7 +147,7 @@ def test_prefill_workers_compute_and_decode_workers_copy(seed: int, step_tokens:
 def test_what_ends_with_its_first_token_ends_where_its_prompt_is_computed(
     roles: tuple[Role, ...],
 ) -> None:
-    world = ClusterWorld(0, roles=roles, num_blocks=200, step_tokens=16)
+    world = ClusterWorld(0, roles=roles, num_blocks=(200,), step_tokens=16)
     for seqs in requests(0):
         world.submit(
             tuple(
@@ -226,7 +227,7 @@ def test_or_asked_to_leave_or_the_request_be_cancelled(seed: int) -> None:
 
 def test_workers_copy_prefixes_from_each_other() -> None:
     """Requests that begin alike go to several workers, and one computes what they share."""
-    world = ClusterWorld(3, num_blocks=64, policy="round_robin")
+    world = ClusterWorld(3, num_blocks=(64,), policy="round_robin")
     stem = tuple(range(48)) * 4
     for index in range(12):
         params = SamplingParams(max_tokens=30, seed=index)
@@ -246,6 +247,26 @@ def test_the_worlds_of_these_tests_lose_workers_and_requests_go_on() -> None:
     worlds = [disturbed(seed) for seed in range(5)]
     assert sum(world.num_lost_workers for world in worlds) > 20
     assert sum(world.front.num_migrations for world in worlds) > 20
+
+
+@pytest.mark.parametrize("seeds", FEW_AND_A_THOUSAND)
+def test_workers_of_every_role_and_of_unequal_pools_serve_together(seeds: range) -> None:
+    roles = (Role.PREFILL, Role.DECODE, Role.MIXED, Role.PREFILL, Role.DECODE)
+    num_handoffs = num_migrations = 0
+    for seed in seeds:
+        world = disturbed(
+            seed,
+            roles=roles,
+            num_blocks=(20, 64, 24),
+            handoff="always" if seed % 2 else "auto",
+            copy_failure_rate=0.02,
+            step_tokens=32,
+        )
+        check_outputs(world, seed)
+        num_handoffs += world.front.num_handoffs
+        num_migrations += world.front.num_migrations
+    assert num_handoffs > len(seeds)
+    assert num_migrations > len(seeds)
 
 
 @pytest.mark.slow

@@ -94,7 +94,7 @@ def test_a_thousand_seeds() -> None:
 
 def test_who_comes_again_finds_what_is_cached() -> None:
     """A front end that has never seen a prompt sends it to the worker that has it."""
-    world = ClusterWorld(1, num_blocks=200, policy="kv", kv_link="")
+    world = ClusterWorld(1, num_blocks=(200,), policy="kv", kv_link="")
     (stem, *_), *_ = (seqs for seqs in requests(1) if len(seqs[0].prompt_tokens) > 64)
     world.submit((stem,))
     world.run()
@@ -113,7 +113,7 @@ def test_who_comes_again_finds_what_is_cached() -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_what_one_front_end_has_booked_the_other_hears_of_the_worker(seed: int) -> None:
-    world = ClusterWorld(seed, num_blocks=200, num_fronts=2, roles=MIXED[:1], policy="kv")
+    world = ClusterWorld(seed, num_blocks=(200,), num_fronts=2, roles=MIXED[:1], policy="kv")
     ours, theirs = world.fronts
     for seqs in requests(0):
         world.submit(seqs, theirs)

@@ -44,7 +44,7 @@ class ClusterWorld:
         self,
         seed: int,
         *,
-        num_blocks: int = 24,
+        num_blocks: Sequence[int] = (24,),
         max_migrations: int = 100,
         policy: str = "kv",
         roles: Sequence[Role] = (Role.MIXED,) * 3,
@@ -55,7 +55,7 @@ class ClusterWorld:
         most_clock_ns: int = 0,
         step_tokens: int = 64,
     ) -> None:
-        """Clocks of workers are up to `most_clock_ns` ahead of that of the front ends."""
+        """Workers take turns in `num_blocks`. Their clocks are up to `most_clock_ns` ahead."""
         self.rng = Random(seed)
         self.now = Ns(0)
         self._most_clock_ns = most_clock_ns
@@ -156,7 +156,7 @@ class ClusterWorld:
             model_digest="00" * 32,
             kv_dtype="bf16",
             block_size=16,
-            num_blocks=self._num_blocks,
+            num_blocks=self._num_blocks[self._num_workers % len(self._num_blocks)],
             max_model_len=256,
             vocab_size=VOCAB,
         )
