@@ -85,6 +85,7 @@ class Slot:
     cost: FittedCostModel | None = None  # likewise: what its steps take
     ready_ns: Ns = BEGINNING
     heard_ns: Ns = BEGINNING
+    heard_deaf_ns: int = 0  # how long nobody had listened by then, in all
     has_spoken: bool = False  # in this life
     has_loaded: bool = False  # likewise
     loading: tuple[str, int, int] | None = None  # while it does: the stage, done, in all
@@ -140,6 +141,7 @@ class Fleet:
         self._launch = launch
         self._slots: list[Slot] = []
         self._next_worker_id = 0
+        self._deaf_ns = 0  # how long nobody has listened, in all
         self._past = dict.fromkeys(_COUNTS, 0)  # of lives that are over
         # Of slots that are gone, by name, the longest gone first: for whoever has the name next.
         # Names that come from other machines may be new each time.
@@ -210,7 +212,8 @@ class Fleet:
 
     def _begin(self, slot: Slot, now: Ns, process: WorkerProcess) -> None:
         slot.process = process
-        slot.heard_ns, slot.has_spoken, slot.has_loaded, slot.loading = now, False, False, None
+        self._note(slot, now)
+        slot.has_spoken, slot.has_loaded, slot.loading = False, False, None
         slot.num_starts += 1
         process.send(self.configure(slot))
 
@@ -229,7 +232,8 @@ class Fleet:
         cost: FittedCostModel | None = None,
     ) -> None:
         """It lives, and this is its state, and what its steps take, if they are known."""
-        slot.heard_ns, slot.has_spoken = now, True
+        self._note(slot, now)
+        slot.has_spoken = True
         slot.stats = stats or slot.stats
         slot.cost = cost or slot.cost
 
@@ -245,7 +249,8 @@ class Fleet:
         """It is ready: the id of this life, which no other one has."""
         slot.worker_id = WorkerId(self._next_worker_id)
         self._next_worker_id += 1
-        slot.ready, slot.ready_ns, slot.heard_ns = ready, now, now
+        self._note(slot, now)
+        slot.ready, slot.ready_ns = ready, now
         slot.has_loaded = True
         return slot.worker_id
 
@@ -261,8 +266,17 @@ class Fleet:
         if role is slot.asked_role:
             slot.asked_role = None
 
+    def overslept(self, num_ns: int) -> None:
+        """Nobody has listened for so long, who would have: what was said is still to be read, and
+        who was stopped together with the listener could not say anything.
+        """
+        self._deaf_ns += num_ns
+
+    def _note(self, slot: Slot, now: Ns) -> None:
+        slot.heard_ns, slot.heard_deaf_ns = now, self._deaf_ns
+
     def silent(self, now: Ns) -> list[Slot]:
-        """Those that have said nothing for too long."""
+        """Those that have said nothing for too long while somebody listened."""
         return [
             slot
             for slot in self._slots
@@ -330,7 +344,8 @@ class Fleet:
         limit_s = self._start_timeout_s
         if slot.has_spoken:
             limit_s = self.config.silence_timeout_s * (1 if slot.has_loaded else LOADING_TIMEOUTS)
-        return Ns(slot.heard_ns + round(limit_s * NS_PER_S))
+        deaf_ns = self._deaf_ns - slot.heard_deaf_ns
+        return Ns(slot.heard_ns + deaf_ns + round(limit_s * NS_PER_S))
 
     def pool_facts(self) -> tuple[PoolFacts, ...]:
         """The workers that are ready, by role; of each role the one with most steps stands for the

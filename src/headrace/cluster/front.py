@@ -45,7 +45,8 @@ from headrace.live.port import PoolStatus, WorkerState
 
 _log = logging.getLogger(__name__)
 
-LONGEST_WAIT_S: Final = 3600.0
+LONGEST_WAIT_NS: Final = 3600 * NS_PER_S
+NAP_NS: Final = NS_PER_S // 2  # so late, the thread was stopped, not at work
 NO_LIMITS: Final = Slo()
 NOTHING: Final = Arrive(())  # stands for the event where a worker speaks
 
@@ -171,18 +172,23 @@ class ClusterEngine(Intake[Restart | SetWorkerRole]):
 
     def _run(self) -> None:
         while not self._is_ending:
-            speaking = self._crew.switchboard.wait(self._timeout_s())
+            due_ns = self._due_ns()
+            timeout_s = max(0.0, (due_ns - time.monotonic_ns()) / NS_PER_S)
+            speaking = self._crew.switchboard.wait(timeout_s)
             with self._turn:
                 try:
-                    self._work(speaking)
+                    self._work(speaking, due_ns)
                 except Exception as error:
                     _log.critical("the front end has failed", exc_info=error)
                     self._fail(f"{type(error).__name__}: {error}")
             self._call_all()
         self._crew.end()
 
-    def _work(self, speaking: list[Speaker]) -> None:
-        self._crew.listen(self._tick(), speaking)
+    def _work(self, speaking: list[Speaker], due_ns: Ns) -> None:
+        late_ns = -max(self._now, due_ns) + self._tick()
+        if late_ns > NAP_NS:
+            self._crew.fleet.overslept(late_ns)
+        self._crew.listen(self._now, speaking)
         while self._inbox:
             self._receive(self._inbox.popleft())
         while (timer := self._timers.pop_due(self._now)) is not None:
@@ -197,18 +203,17 @@ class ClusterEngine(Intake[Restart | SetWorkerRole]):
             self._calls += [partial(done.set_result, None) for done in self._drains]
             self._drains.clear()
 
-    def _timeout_s(self) -> float:
+    def _due_ns(self) -> Ns:
+        """When there is something to do, if nobody says anything before."""
         if self._inbox:
-            return 0.0
+            return self._now
         times = (
             self._crew.next_ns(),
             self._timers.next_ns,
             self._autoscaling.next_ns() if self._autoscaling else None,
+            Ns(time.monotonic_ns() + LONGEST_WAIT_NS),
         )
-        due_ns = min((time for time in times if time is not None), default=None)
-        if due_ns is None:
-            return LONGEST_WAIT_S
-        return min(LONGEST_WAIT_S, max(0.0, (due_ns - time.monotonic_ns()) / NS_PER_S))
+        return min(due_ns for due_ns in times if due_ns is not None)
 
     # ---- the core
 

@@ -106,6 +106,22 @@ def test_states_of_workers_add_up_but_not_how_long_their_steps_take(
     assert stats.full_step_ns is None
 
 
+def test_silence_counts_only_while_somebody_listens() -> None:
+    fleet = fleet_of(workers=1)
+    bring_up(fleet)
+    (slot,) = fleet
+    limit_ns = round(fleet.config.silence_timeout_s * NS_PER_S)
+    fleet.heard(slot, NOW, None)
+    assert fleet.silent(Ns(NOW + limit_ns + 1)) == [slot]
+    fleet.overslept(9 * NS_PER_S)
+    until = Ns(NOW + limit_ns + 9 * NS_PER_S)
+    assert fleet.silent(until) == []
+    assert fleet.next_ns() == until + 1
+    assert fleet.silent(Ns(until + 1)) == [slot]
+    fleet.heard(slot, until, None)
+    assert fleet.next_ns() == until + limit_ns + 1
+
+
 def test_the_last_loss_is_known_when_another_one_has_the_name() -> None:
     fleet = fleet_of(workers=1)
     slot = fleet.add_remote(NOW, FakeProcess(), Hello(name="box"))
