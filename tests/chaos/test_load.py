@@ -245,6 +245,33 @@ def test_short_ones_are_served_while_a_long_prompt_advances(
         assert num_rounds > 0
 
 
+# ---- L04
+
+
+def test_what_can_never_fit_is_refused_at_once_and_is_in_nobodys_way(config: Config) -> None:
+    """Others run, and more wait than there is room for."""
+    asked = [
+        with_params(replace(one, prompt_tokens=prompt(i, 40)), max_tokens=100)
+        for i, one in enumerate(requests(12))
+    ]
+    wanted = undisturbed(config, asked)
+    num_blocks = tiny_model.CONTEXT // 16  # of which one takes nine
+    small = replace(config, kv=replace(config.kv, memory_bytes=num_blocks * BLOCK_BYTES))
+    with audited(small) as cluster, running_server(cluster) as server:
+        replies: list[httpx.Response] = []
+
+        def ask_too_much() -> None:
+            body = {"prompt": "x" * tiny_model.CONTEXT, "max_tokens": 1}
+            replies.append(httpx.post(f"{server.url}/v1/completions", json=body, timeout=60))
+            assert cluster.engine.stats().num_running > 0
+
+        assert answers(cluster.text_engine, asked, strike=ask_too_much, num_begun=1) == wanted
+        (reply,) = replies
+        assert reply.status_code == 400
+        assert "retry-after" not in reply.headers
+        assert reply.json()["error"]["code"] == "context_length_exceeded"
+
+
 # ---- L05
 
 

@@ -203,6 +203,33 @@ def test_choices_of_one_request_move_together(cluster: BootedCluster, config: Co
         assert answer_of(mine) == answer_of(theirs)
 
 
+def test_what_may_become_a_stop_string_is_kept_where_a_worker_is_lost(
+    cluster: BootedCluster, config: Config
+) -> None:
+    """Its first characters came from one worker, and its last ones come from another."""
+    plain = requests(1)[0]
+    ((text, _, _),) = undisturbed(config, [plain])
+    stop = text[100:300]
+    assert text.index(stop) == 100
+    asked = [replace(plain, stop=(stop,))]
+    wanted = undisturbed(config, asked)
+    assert (wanted[0][0], wanted[0][2]) == (text[:100], FinishReason.STOP)
+    wait_until(lambda: all_up(cluster))
+    before = cluster.engine.stats().num_migrations
+    is_struck = False
+    got = []
+    for delta in cluster.text_engine.stream_sync(asked[0]):
+        got.append(delta)
+        if not is_struck and len("".join(one.text for one in got)) >= 90:
+            is_struck = True
+            for pid in pids(cluster):
+                os.kill(pid, signal.SIGKILL)
+    assert answer_of(got) == wanted[0]
+    assert cluster.engine.stats().num_migrations > before
+    wait_until(lambda: all_up(cluster))
+    cluster.engine.check()
+
+
 def test_cancelled_requests_end_with_their_worker(cluster: BootedCluster) -> None:
     wait_until(lambda: all_up(cluster))
     streams = [cluster.text_engine.stream_sync(request) for request in requests(6)]

@@ -9,16 +9,18 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
+from typing import Any
 
 import pytest
 
 from headrace.adapters.frames import HEADER_BYTES, FrameWriter
 from headrace.adapters.handshake import GREETING_BYTES, greeting
+from headrace.adapters.movers.lane import BrokenCopy
 from headrace.adapters.movers.mover import PoolMover
 from headrace.adapters.movers.pool import SharedPool, SharedSource
-from headrace.adapters.movers.tcp import MAX_STREAMS, BlockStream, open_stream
+from headrace.adapters.movers.tcp import MAX_STREAMS, BlockStream, TcpSource, open_stream
 from headrace.core.base.errors import TransferError
 from headrace.core.base.events import BlockRemoved, BlockStored
 from headrace.core.base.types import BlockId
@@ -194,9 +196,27 @@ def test_a_lender_can_close_while_somebody_takes_his_time(
         mover.close()
 
 
-def test_a_lender_that_goes_is_found_again_when_it_comes_back() -> None:
+def at_one_port(monkeypatch: pytest.MonkeyPatch) -> Callable[[], PoolMover]:
+    """Lenders at the same address, one after another."""
+    create, ports = socket.create_server, [0]
+
+    def at_port(where: tuple[str, int], **options: Any) -> socket.socket:
+        listener = create((where[0], ports[0]), **options)
+        ports[0] = listener.getsockname()[1]
+        return listener
+
+    monkeypatch.setattr(socket, "create_server", at_port)
+    return lambda: PoolMover(SharedPool(BLOCKS, BYTES), host="127.0.0.1", secret=SECRET)
+
+
+def test_a_lender_that_goes_is_found_again_when_it_comes_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """At the same address, where it has other blocks under the same ids."""
+    lender_of = at_one_port(monkeypatch)
     with closing(PoolMover(SharedPool(BLOCKS, BYTES), secret=SECRET)) as ours:
-        gone = PoolMover(SharedPool(BLOCKS, BYTES), host="127.0.0.1", secret=SECRET)
+        gone = lender_of()
+        gone.pool.write(BlockId(1), memoryview(content(0)))
         gone.publish([BlockStored(name(0), ROOT, BlockId(1))])
         address = from_afar(gone.address)
         assert copied(ours, address, 0).num_blocks == 1
@@ -206,6 +226,36 @@ def test_a_lender_that_goes_is_found_again_when_it_comes_back() -> None:
         assert end.error
         end = copied(ours, address, 0)
         assert "cannot be reached" in end.error
+        with closing(lender_of()) as again:
+            assert from_afar(again.address).split("|")[1] == address.split("|")[1]
+            again.pool.write(BlockId(1), memoryview(content(9)))
+            again.publish([BlockStored(name(9), ROOT, BlockId(1))])
+            end = copied(ours, address, 0)
+            assert (end.num_blocks, end.error) == (0, "the source no longer has it")
+            assert block(ours, 20) == content(0)  # as it was copied before
+            assert copied(ours, address, 9).num_blocks == 1
+            assert block(ours, 20) == content(9)
+
+
+def test_one_that_comes_back_between_hand_shake_and_copy_lends_what_it_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Who has spoken to the one before it takes nothing from the other for that one's."""
+    lender_of = at_one_port(monkeypatch)
+    gone = lender_of()
+    address = gone.address.partition("|")[2]
+    with (
+        closing(SharedPool(BLOCKS, BYTES)) as pool,
+        closing(TcpSource(address, BYTES, SECRET)) as source,
+    ):
+        gone.close()
+        with closing(lend(lender_of())) as again:
+            assert again.address.partition("|")[2] == address
+            with pytest.raises(BrokenCopy) as caught:
+                source.copy([name(0)], pool, [BlockId(20)])
+            assert caught.value.num_blocks == 0
+            with closing(TcpSource(address, BYTES, SECRET)) as fresh:
+                assert fresh.copy([name(0)], pool, [BlockId(20)]) == 1
 
 
 def through_a_liar(port: int, place: int) -> socket.socket:
