@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 
+from headrace.cluster.boot import BootedCluster
 from headrace.core.base.plan import TokenLogprob
 from headrace.core.base.sampling import SamplingParams
 from headrace.core.config.schema import Config, DeviceConfig, KvConfig, ModelConfig, SchedulerConfig
@@ -83,7 +84,11 @@ def start(
 
 
 def run(
-    booted: Booted, requests: list[GenerateRequest], *, salt: str, num_concurrent: int
+    booted: Booted | BootedCluster,
+    requests: list[GenerateRequest],
+    *,
+    salt: str,
+    num_concurrent: int,
 ) -> list[Output]:
     salted = [replace(request, salt=salt) for request in requests]
     deltas = list(booted.text_engine.stream_all(salted, max_open=num_concurrent))
