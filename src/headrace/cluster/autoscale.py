@@ -120,21 +120,26 @@ class Autoscaling:
         return [self._pool(role) for role in self._roles]
 
     def allows(self, wish: SetWorkerRole) -> bool:
-        """An operator may move workers between pools that there are; where there is none of that
-        role, `wish` hears of it.
+        """An operator may move workers between pools that there are, and not while one is moved;
+        `wish` hears why not.
         """
-        if not self._roles or wish.role in self._roles:
-            return True
-        kinds = " and ".join(role.value for role in self._roles)
-        wish.done.set_exception(
-            RequestError(
-                f"the autoscaler has no pool of {wish.role.value} workers",
-                status_hint=409,
-                code="conflict",
-                hint=f"it looks after {kinds} workers",
-            )
-        )
-        return False
+        message, hint = self._fault(wish)
+        if message:
+            error = RequestError(message, status_hint=409, code="conflict", hint=hint)
+            wish.done.set_exception(error)
+        return not message
+
+    def _fault(self, wish: SetWorkerRole) -> tuple[str, str]:
+        """What is wrong with it and what helps; empty = nothing."""
+        if self._roles and wish.role not in self._roles:
+            kinds = " and ".join(role.value for role in self._roles)
+            message = f"the autoscaler has no pool of {wish.role.value} workers"
+            return message, f"it looks after {kinds} workers"
+        # Two moves at once could bring it back before the scaler has seen the first, which would
+        # wait for that for ever.
+        if any(slot.name == wish.name and slot.asked_role for slot in self._crew.fleet):
+            return f"worker {wish.name} is changing its role already", "try again in a moment"
+        return "", ""
 
     def _pool(self, role: Role) -> PoolStatus:
         slots = [slot for slot in self._crew.fleet if slot.role is role]
