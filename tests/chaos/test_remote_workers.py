@@ -112,14 +112,17 @@ def test_a_worker_that_leaves_waits_for_no_front_end_that_only_greets(
 
 
 _FAULTS = """
+import sys
 from headrace.cluster import shared
 from headrace.core.base.errors import DeviceError
 boot, faults = shared.boot, [DeviceError("no device"), RuntimeError("odd")]
 def faulty(*words, **names):
     if faults:
-        raise faults.pop()
+        fault = faults.pop()
+        print("it fails:", fault, file=sys.stderr, flush=True)
+        raise fault
     return boot(*words, **names)
-shared.boot = faulty
+shared.SharedEngine.__init__.__defaults__ = (faulty,)
 """
 
 
@@ -132,6 +135,10 @@ def test_a_worker_that_could_not_load_comes_again(config: Config, port: int) -> 
         assert answers(cluster.text_engine, asked) == wanted
         cluster.engine.check()
         assert worker.poll() is None
+        worker.kill()
+        assert worker.stderr is not None
+        said = worker.stderr.read()
+        assert said.index("it fails: odd") < said.index("it fails: no device")
 
 
 def test_prompts_are_handed_on_between_workers_that_came(config: Config, port: int) -> None:
