@@ -23,6 +23,7 @@ from headrace.core.router.events import RouteRequest
 NO_LIMIT_NS: Final = 30 * NS_PER_S  # TTFT limit of requests without one
 MAX_HEADS: Final = 8  # tenants that are asked where the first one's request fits nowhere
 MANY_LEFT: Final = 64  # that are still in a lane's heaps, beside as many as wait
+MAX_ABSENT: Final = 4096  # tenants of whom nothing waits, and what they have had is remembered
 MIGRATED: Final = -(1 << 40)  # priority
 
 
@@ -124,7 +125,7 @@ class WaitingRoom:
         tenant = request.tenant
         if tenant not in self._num_by_tenant:
             others = [self._service.get(other, 0.0) for other in self._num_by_tenant]
-            self._service[tenant] = max(self._service.get(tenant, 0.0), min(others, default=0.0))
+            self._serve(tenant, max(self._service.get(tenant, 0.0), min(others, default=0.0)))
         waiting = Waiting(now, request, self._num_arrived, prefill_ns)
         self._num_arrived += 1
         self._waiting[request.request_id] = waiting
@@ -181,7 +182,18 @@ class WaitingRoom:
     def charge(self, tenant: str, num_tokens: int) -> None:
         """A request of this tenant was sent to a worker, whether it had waited or not."""
         if self._waiting:
-            self._service[tenant] = self._service.get(tenant, 0.0) + num_tokens
+            self._serve(tenant, self._service.get(tenant, 0.0) + num_tokens)
+
+    def _serve(self, tenant: str, num_tokens: float) -> None:
+        """It has had so many in all. Of very many tenants, as where somebody makes up a key for
+        each request, those are forgotten that were served longest ago.
+        """
+        self._service.pop(tenant, None)
+        self._service[tenant] = num_tokens
+        if len(self._service) > 2 * MAX_ABSENT + len(self._num_by_tenant):
+            absent = [one for one in self._service if one not in self._num_by_tenant]
+            for one in absent[:-MAX_ABSENT]:
+                del self._service[one]
 
     # ---- turns
 

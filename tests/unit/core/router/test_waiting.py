@@ -10,7 +10,7 @@ from headrace.core.base.errors import InvariantError
 from headrace.core.base.request import AGING_NS, Slo
 from headrace.core.base.types import NS_PER_MS, NS_PER_S, Ns, WorkerId
 from headrace.core.router.events import RouteRequest
-from headrace.core.router.waiting import MAX_HEADS, WaitingRoom
+from headrace.core.router.waiting import MAX_ABSENT, MAX_HEADS, WaitingRoom
 
 ANY = WorkerId(0)
 
@@ -100,6 +100,19 @@ def test_idleness_is_no_credit(room: Room) -> None:
     for request_id in range(10, 14):
         room.put(request_id, tenant="b")
     assert room.order()[:4] == [0, 10, 1, 11]
+
+
+def test_tenants_that_are_made_up_are_forgotten_and_others_are_not(room: Room) -> None:
+    """While somebody waits all the time, and each request has a key of its own."""
+    room.put(0, tenant="waits")
+    room.charge("waits", 3)
+    for number in range(3 * MAX_ABSENT):
+        room.charge(f"key {number}", 5)
+    assert MAX_ABSENT < len(room.room._service) <= 2 * MAX_ABSENT + 1
+    room.put(1, tenant=f"key {3 * MAX_ABSENT - 1}")  # of which it is known what it has had
+    room.put(2, tenant="new")  # begins with the least of those who wait
+    assert room.order() == [0, 2, 1]
+    assert room.room._service == {}
 
 
 def test_who_is_held_for_another_worker_is_not_asked(room: Room) -> None:
