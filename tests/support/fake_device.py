@@ -92,6 +92,7 @@ class FakeDevice:
         self._tokens: dict[SeqId, tuple[int, ...]] = {}
         self._prefixes: dict[SeqId, Prefixes] = {}
         self._sampled: dict[SeqId, int] = {}  # by the last step
+        self.spoilt: set[SeqId] = set()  # their logits are no numbers
 
     def add(self, spec: SeqSpec) -> None:
         self._tokens[spec.seq_id] = tokens = spec.prompt_tokens + spec.output_tokens
@@ -127,6 +128,12 @@ class FakeDevice:
                 self._slots(seq.block_ids[block])[slot] = digests[position]
         results = tuple(self._result(plan, i) for i in range(len(plan.seqs)))
         self._sampled = {result.seq_id: result.tokens[0] for result in results if result.tokens}
+        results = tuple(
+            SeqResult(result.seq_id, error="not a number")
+            if result.seq_id in self.spoilt
+            else result
+            for result in results
+        )
         return StepResult(plan.step_id, results, LinearCost().step_ns(StepShape.of(plan)))
 
     def _result(self, plan: StepPlan, index: int) -> SeqResult:

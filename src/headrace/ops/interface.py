@@ -191,9 +191,13 @@ class RowRequest(msgspec.Struct, frozen=True):
     num_top: int | None = None  # None = no log probabilities, 0 = only of the token itself
 
 
+NO_TOKEN = -1  # of a row with a fault
+
+
 class RowResult(msgspec.Struct, frozen=True):
     token: int
     logprob: TokenLogprob | None
+    fault: str = ""  # of this row alone: why there is neither
 
 
 class Program(Protocol):

@@ -12,10 +12,26 @@ import pytest
 from headrace.adapters.executors.model import ModelExecutor, digest_of, lay_out
 from headrace.core.base.errors import DeviceError
 from headrace.core.base.events import StepDone, StepFailed
-from headrace.core.base.plan import PENDING, BlockCopy, SampleSpec, SeqStep, StepPlan, TokenLogprob
+from headrace.core.base.plan import (
+    PENDING,
+    BlockCopy,
+    SampleSpec,
+    SeqResult,
+    SeqStep,
+    StepPlan,
+    TokenLogprob,
+)
 from headrace.core.base.sampling import SamplingParams
 from headrace.core.base.types import BlockId, SeqId, StepId
-from headrace.ops.interface import KvFile, KvLayout, KvType, RowRequest, RowResult, StepBatch
+from headrace.ops.interface import (
+    NO_TOKEN,
+    KvFile,
+    KvLayout,
+    KvType,
+    RowRequest,
+    RowResult,
+    StepBatch,
+)
 
 
 class RecordingProgram:
@@ -27,6 +43,7 @@ class RecordingProgram:
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.faults: dict[str, Exception] = {}
+        self.spoilt_rows: set[int] = set()  # of every pass
         self.tokens: list[list[int]] = []  # of every pass
         self.requests: list[Sequence[RowRequest]] = []
         self.num_readied = 0
@@ -42,7 +59,12 @@ class RecordingProgram:
     def finish_rows(self, requests: Sequence[RowRequest]) -> list[RowResult]:
         self.requests.append(requests)
         self._called("finish")
-        return [RowResult(_token(request), _score(request)) for request in requests]
+        return [
+            RowResult(NO_TOKEN, None, "not a number")
+            if row in self.spoilt_rows
+            else RowResult(_token(request), _score(request))
+            for row, request in enumerate(requests)
+        ]
 
     def logits(self) -> list[list[float]]:
         return []
@@ -200,6 +222,24 @@ def test_a_fault_fails_its_step_and_no_other(where: str, fault: Exception, messa
     executor.close()
 
 
+@pytest.mark.parametrize(("row", "spoilt"), [(0, 0), (2, 2), (3, 3), (5, 3)])
+def test_a_row_without_a_token_is_an_error_of_its_sequence_alone(row: int, spoilt: int) -> None:
+    backend = RecordingBackend()
+    executor = executor_of(backend)
+    sound = run(executor, PLAN)
+    backend.program.spoilt_rows = {row}
+    done = run(executor, PLAN)
+    executor.close()
+    assert isinstance(sound, StepDone)
+    assert isinstance(done, StepDone)
+    for index, (seq, before) in enumerate(zip(done.result.seqs, sound.result.seqs, strict=True)):
+        if index == spoilt:
+            error = "no token can come of the logits: not a number"
+            assert seq == SeqResult(before.seq_id, error=error)
+        else:
+            assert seq == before
+
+
 AHEAD = StepPlan(
     StepId(5),
     (
@@ -252,6 +292,19 @@ def test_a_plan_ahead_of_a_step_that_failed_fails_too() -> None:
     assert isinstance(run(executor, PLAN), StepDone)
     assert isinstance(run(executor, AHEAD), StepDone)
     executor.close()
+
+
+def test_a_plan_ahead_of_a_sequence_without_a_token_serves_the_others() -> None:
+    backend = RecordingBackend()
+    executor = executor_of(backend)
+    backend.program.spoilt_rows = {0}
+    run(executor, PLAN)
+    backend.program.spoilt_rows = set()
+    done = run(executor, AHEAD)
+    executor.close()
+    assert isinstance(done, StepDone)
+    assert backend.program.tokens[1][1:] == [9, 9, 103]
+    assert done.result.seqs[2].tokens == (104,)
 
 
 def test_start_does_not_wait_and_results_come_from_another_thread() -> None:

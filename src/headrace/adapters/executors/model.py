@@ -42,6 +42,7 @@ from headrace.ops.interface import (
 _log = logging.getLogger(__name__)
 
 _IDLE_S = 0.002  # longer than what lies between two steps
+_ANY_TOKEN = 0  # where a step was planned upon one that never came: nobody reads what it computes
 
 _Inbox: TypeAlias = "queue.SimpleQueue[tuple[StepPlan, Layout, OnStepDone] | None]"
 
@@ -119,7 +120,11 @@ def _serve(program: Program, inbox: _Inbox) -> None:
                     raise DeviceError("the step before has failed")
                 layout = settle(plan, layout, sampled)
             result = run_step(program, plan, layout)
-            sampled = {seq.seq_id: seq.tokens[0] for seq in result.seqs if seq.tokens}
+            sampled = {
+                seq.seq_id: seq.tokens[0] if seq.tokens else _ANY_TOKEN
+                for seq in result.seqs
+                if seq.tokens or seq.error
+            }
             done: StepDone | StepFailed = StepDone(result)
         except Exception as error:
             # Whatever it was, the step has no result and the next one may still have.
@@ -200,6 +205,9 @@ def _targets(seq: SeqStep) -> tuple[int, ...]:
 
 
 def _seq_result(seq: SeqStep, rows: list[RowResult]) -> SeqResult:
+    for row in rows:
+        if row.fault:
+            return SeqResult(seq.seq_id, error=f"no token can come of the logits: {row.fault}")
     if seq.sample is None:
         return SeqResult(seq.seq_id, prompt_logprobs=_logprobs(rows))
     chosen = rows.pop()

@@ -101,6 +101,7 @@ class SeqResult(msgspec.Struct, frozen=True):
     logprobs: tuple[TokenLogprob, ...] = ()  # one for each of `tokens`, where asked
     # One for each of the tokens that follow a chunk's positions, as far as they are prompt.
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    error: str = ""  # why it has neither, which is its own affair: the others of the step go on
 
 
 class StepResult(msgspec.Struct, frozen=True):

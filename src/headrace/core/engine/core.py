@@ -292,9 +292,7 @@ class EngineCore:
         self._num_steps += 1
         self._num_computed_tokens += step.plan.num_tokens
         if len(step.plan.seqs) != len(result.seqs):
-            raise InvariantError(
-                "step result has another size than its plan", step_id=result.step_id
-            )
+            raise InvariantError("step result is not as long as its plan", step_id=result.step_id)
         for share, outcome, living in zip(step.plan.seqs, result.seqs, step.living, strict=True):
             if share.seq_id != outcome.seq_id:
                 raise InvariantError("step result is out of order", step_id=result.step_id)
@@ -304,14 +302,15 @@ class EngineCore:
     def _apply(
         self, seq: Sequence, share: SeqStep, outcome: SeqResult, effects: list[EngineEffect]
     ) -> None:
+        if outcome.error and seq.ending is None:
+            self._finish(seq, FinishReason.ERROR, effects, error=outcome.error)
+            return
         sampled = () if seq.ending else outcome.tokens
         self._scheduler.advance(seq, share, sampled)
         if seq.ending is not None:
             self._finish(seq, seq.ending, effects)
             return
-        scores = outcome.prompt_logprobs
-        if scores:
-            scores = seq.take_scores(share.start, scores)
+        scores = outcome.prompt_logprobs and seq.take_scores(share.start, outcome.prompt_logprobs)
         if sampled or scores:
             effects.append(Emit(seq.seq_id, sampled, outcome.logprobs, scores))
         if sampled:

@@ -25,6 +25,7 @@ from pathlib import Path
 from headrace.core.base.errors import ConfigError, DeviceError
 from headrace.core.base.plan import BlockCopy, TokenLogprob
 from headrace.ops.interface import (
+    NO_TOKEN,
     AttentionSpec,
     Forward,
     KvFile,
@@ -228,10 +229,7 @@ class NativeProgram:
     def finish_rows(self, requests: Sequence[RowRequest]) -> list[RowResult]:
         with _faults:
             rows = self._program.finish_rows([_row(request) for request in requests])
-        return [
-            RowResult(scored[0], None if request.num_top is None else TokenLogprob(*scored))
-            for request, scored in zip(requests, rows, strict=True)
-        ]
+        return [_finished(request, row) for request, row in zip(requests, rows, strict=True)]
 
     def logits(self) -> list[list[float]]:
         return self._program.logits()
@@ -242,6 +240,12 @@ class NativeProgram:
 
     def ready_blocks(self) -> bool:
         return self._program.ready_blocks()
+
+
+def _finished(request: RowRequest, row: "_native.Finished") -> RowResult:
+    if isinstance(row, str):
+        return RowResult(NO_TOKEN, None, row)
+    return RowResult(row[0], None if request.num_top is None else TokenLogprob(*row))
 
 
 def _row(request: RowRequest) -> "_native.Row":

@@ -98,13 +98,10 @@ class TorchProgram:
             raise DeviceError(
                 "one request for each logits row", rows=len(self._logits), requests=len(requests)
             )
-        results = []
-        for row, request in enumerate(requests):
-            try:
-                results.append(finish_row(self._logits[row], request))
-            except ValueError as error:
-                raise DeviceError(f"logits row {row}: {error}") from None
-        return results
+        try:
+            return list(map(finish_row, self._logits, requests))
+        except ValueError as error:
+            raise DeviceError(f"a row request cannot be met: {error}") from None
 
     def logits(self) -> list[list[float]]:
         rows: list[list[float]] = self._logits.tolist()

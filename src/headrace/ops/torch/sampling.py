@@ -1,6 +1,6 @@
 """The next token of a logits row: the definition that every backend follows, written plainly.
 
-A row from which no token can come raises ValueError, whose text says why.
+A row from which no token can come has a fault; a request that is none raises ValueError.
 """
 
 from collections import Counter
@@ -9,14 +9,25 @@ import torch
 from torch import Tensor
 
 from headrace.core.base.plan import SampleSpec, TokenLogprob
-from headrace.ops.interface import RowRequest, RowResult
+from headrace.ops.interface import NO_TOKEN, RowRequest, RowResult
 from headrace.ops.philox import uniform
+
+
+class NoTokenError(Exception):
+    """Why none can come from a row."""
 
 
 def finish_row(logits: Tensor, request: RowRequest) -> RowResult:
     """Sample from one row [vocab] or score its known next token."""
+    try:
+        return _finished(logits, request)
+    except NoTokenError as error:
+        return RowResult(NO_TOKEN, None, str(error))
+
+
+def _finished(logits: Tensor, request: RowRequest) -> RowResult:
     if not bool((logits < torch.inf).all()):  # false of a NaN
-        raise ValueError("not a number")
+        raise NoTokenError("not a number")
     if request.sample is not None:
         token = sample(logits, request.sample)
     elif request.target is not None:
@@ -48,11 +59,11 @@ def sample(logits: Tensor, spec: SampleSpec) -> int:
     order = _descending(adjusted)
     best = adjusted[order[0]]
     if best == -torch.inf:
-        raise ValueError("every token is banned")
+        raise NoTokenError("every token is banned")
     if params.temperature == 0:
         return int(order[0])
     if best == torch.inf:  # a penalty next to zero
-        raise ValueError("not a number")
+        raise NoTokenError("not a number")
     if params.top_k > 0:
         order = order[: params.top_k]
     # The softmax of logits / temperature. Taking the best away first, it cannot overflow.

@@ -198,6 +198,34 @@ def test_failures_far_apart_end_nothing() -> None:
     bench.assert_outputs()
 
 
+@pytest.mark.parametrize("overlap", ["off", "on"])
+@pytest.mark.parametrize("num_steps", [0, 1, 4])
+def test_what_is_wrong_with_one_sequence_ends_no_other(overlap: str, num_steps: int) -> None:
+    bench = Bench(overlap=overlap, step_tokens=8)
+    seqs = [bench.seq((i, *range(1, 4)), max_tokens=8) for i in range(3)]
+    for spec in seqs:
+        bench.handle(Arrive((spec,)))
+    for _ in range(num_steps):
+        bench.step()
+    bench.device.spoilt.add(seqs[1].seq_id)
+    bench.run()
+    assert [bench.finished[spec.seq_id].reason for spec in seqs] == ["length", "error", "length"]
+    assert bench.finished[seqs[1].seq_id].error == "not a number"
+    assert not bench.preempted
+    bench.assert_outputs()
+    bench.core.check()
+    assert bench.core.stats().num_failed_steps == 0
+
+
+def test_a_sequence_that_is_cancelled_and_spoilt_ends_once() -> None:
+    bench = Bench()
+    bench.handle(Arrive((bench.seq((1, 2, 3), max_tokens=5),)))
+    bench.device.spoilt.add(SeqId(0))
+    bench.handle(Cancel(SeqId(0)))
+    bench.run()
+    assert bench.finished[SeqId(0)].reason == "cancelled"
+
+
 def test_prompt_scores_come_once_though_the_prompt_is_recomputed() -> None:
     bench = Bench(step_tokens=4)
     spec = bench.seq(tuple(range(14)), max_tokens=2, prompt_logprobs=0)

@@ -194,7 +194,10 @@ nb::list finish_rows(const Program& program, nb::sequence requests) {
   nb::list out;
   for (int i = 0; i < count; ++i) {
     const RowResult& result = results[static_cast<size_t>(i)];
-    if (!result.fault.empty()) fail("no token can be chosen from logits row ", i, ": ", result.fault);
+    if (!result.fault.empty()) {
+      out.append(nb::str(result.fault.c_str()));
+      continue;
+    }
     nb::list top;
     for (const auto& [id, logprob] : result.top) top.append(nb::make_tuple(id, logprob));
     out.append(nb::make_tuple(result.token, result.logprob, result.rank, nb::tuple(top)));
