@@ -318,7 +318,7 @@ def test_a_drain_lets_streams_finish_and_ends_those_that_do_not() -> None:
             sock.sendall(request_bytes(PATH, body))
             eventually(lambda: len(engine.asked) == 1 and gateway.gateway.num_deliveries == 1)
             time.sleep(0.05)
-            gateway.stop()
+            gateway.stop(is_busy=True)
             assert b"the gateway is shutting down" in rest_of(sock)
 
 

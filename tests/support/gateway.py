@@ -9,6 +9,7 @@ from headrace.cluster.gateway.app import create_gateway_app
 from headrace.cluster.gateway.gateway import Gateway
 from headrace.core.config.merge import from_settings
 from headrace.server.run import HttpServer
+from support.leftovers import WATCH, excess_tasks, num_tasks
 from support.raw_http import eventually
 
 SETTINGS: dict[str, Any] = {
@@ -33,6 +34,7 @@ class RunningGateway:
         self._thread.start()
         if not self._ready.wait(10):
             raise TimeoutError("the gateway did not start")
+        self._num_tasks = num_tasks(self.server.loop)
 
     @property
     def url(self) -> str:
@@ -45,7 +47,9 @@ class RunningGateway:
     def is_up(self, name: str) -> bool:
         return next(one.is_up for one in self.gateway.engines if one.name == name)
 
-    def stop(self) -> None:
+    def stop(self, *, is_busy: bool = False) -> None:
+        if self._thread.is_alive() and not is_busy:
+            WATCH.note("a gateway", lambda: excess_tasks(self.server.loop, self._num_tasks))
         self.server.stop()
         self._thread.join(20)
         if self._thread.is_alive():

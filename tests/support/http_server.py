@@ -1,6 +1,5 @@
 """A server on a free port of 127.0.0.1, in a thread of the test's process."""
 
-import asyncio
 import socket
 import threading
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from headrace.live.traffic import TrafficRecorder
 from headrace.server.app import create_app
 from headrace.server.run import HttpServer
 from headrace.server.service import Service
+from support.leftovers import WATCH, excess_tasks, num_tasks
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -45,6 +45,7 @@ class RunningServer:
         self._thread.start()
         if not self._ready.wait(10):
             raise TimeoutError("the server did not start")
+        self._num_tasks = self.num_tasks()
 
     @property
     def url(self) -> str:
@@ -59,15 +60,8 @@ class RunningServer:
         return cast("Service", self.app.state.service)
 
     def num_tasks(self) -> int:
-        """Tasks that live in the server's event loop, the one that counts apart."""
-
-        async def count() -> int:
-            return len(asyncio.all_tasks()) - 1
-
-        loop = self.server.loop
-        if loop is None:
-            raise RuntimeError("the server does not run")
-        return asyncio.run_coroutine_threadsafe(count(), loop).result(10)
+        """Tasks that live in the server's event loop."""
+        return num_tasks(self.server.loop)
 
     def attach(self) -> None:
         """Give the model to a server that runs without one."""
@@ -79,6 +73,8 @@ class RunningServer:
             raise TimeoutError("the server did not stop")
 
     def stop(self) -> None:
+        if self._thread.is_alive():
+            WATCH.note("a server", lambda: excess_tasks(self.server.loop, self._num_tasks))
         self.server.stop()
         self.join()
 

@@ -6,6 +6,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
+from support.leftovers import WATCH
+
+MOST_PEERS = 4  # that one meets in a test
 SECRET = "sixteen letters!"
 # `serve_fronts` is what `headrace worker` runs; what stands before it may spoil something.
 _SCRIPT = """
@@ -35,6 +38,7 @@ def remote_worker(
     with subprocess.Popen(words, text=True, stderr=subprocess.PIPE) as process:
         try:
             yield process
+            WATCH.look_at_worker(name, process.pid, MOST_PEERS, num_links=len(ports))
         finally:
             process.kill()
 
