@@ -231,8 +231,15 @@ class RouterConfig:
     )
     kv_link: str = setting(
         "",
-        "link over which workers fetch each other's KV, as the cost model calls it; empty = none",
+        "link over which workers fetch each other's KV, as the cost model calls it; empty = the one"
+        " that workers of headrace have, and none between other engines",
         flag="--router-kv-link",
+    )
+    fetch_kv: bool = setting(
+        True,
+        "workers fetch a prefix that another one has cached where that is predicted to be sooner;"
+        " a hand-off is fetched in any case",
+        flag="--router-fetch-kv",
     )
     worker_queue_ms: float = setting(
         5000.0,

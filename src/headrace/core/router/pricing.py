@@ -137,7 +137,7 @@ class Pricing:
             coming_ns = predictor.fetch_ns(num_coming, link) or 0
             return Terms(predictor, num_tokens, depth + num_coming, num_coming, coming_ns)
         terms = Terms(predictor, num_tokens, depth)
-        if link and deepest > depth:
+        if self._config.fetch_kv and link and deepest > depth:
             transfer_ns = predictor.fetch_ns(deepest - depth, link)
             if transfer_ns is not None:
                 fetched = Terms(predictor, num_tokens, deepest, deepest - depth, transfer_ns)

@@ -130,8 +130,13 @@ def test_a_faster_worker_gets_more() -> None:
 
 def test_kv_is_fetched_where_that_is_quicker_than_to_compute_it() -> None:
     chain = CHAIN + names("own", 2)
-    for bytes_per_block, fetches in ((1 << 10, True), (1 << 32, False), (0, False)):
-        routing = Routing(kv_link="memory")
+    for bytes_per_block, may, fetches in (
+        (1 << 10, True, True),
+        (1 << 10, False, False),
+        (1 << 32, True, False),
+        (0, True, False),
+    ):
+        routing = Routing(kv_link="memory", fetch_kv=may)
         routing.up(0, kv_block_bytes=bytes_per_block)
         routing.up(1, kv_block_bytes=bytes_per_block)
         routing.kv(0, *stored(*CHAIN))
