@@ -12,8 +12,6 @@ from typing import Final
 from headrace.cluster.crew import Crew
 from headrace.cluster.fleet import Slot
 from headrace.cluster.roles import SetWorkerRole
-from headrace.cluster.windows import PoolWindows
-from headrace.cluster.wire import Ready
 from headrace.core.autoscaler.capacity import Replica
 from headrace.core.autoscaler.core import LOAD_TIMER, AutoscalerCore
 from headrace.core.autoscaler.events import (
@@ -32,6 +30,7 @@ from headrace.core.autoscaler.events import (
     SwitchRole,
     Tick,
 )
+from headrace.core.autoscaler.windows import PoolWindows
 from headrace.core.base.errors import RequestError
 from headrace.core.base.events import Arrive, CallAt, EngineEffect, EngineEvent, Timer
 from headrace.core.base.machine import Machine
@@ -52,16 +51,6 @@ WINDOW_LEAD_NS: Final = Ns(NS_PER_MS)  # by which measurements come before the d
 
 def make_scaler(config: AutoscalerConfig, slo: Slo) -> MakeScaler:
     return lambda replicas: AutoscalerCore(config, slo, replicas)
-
-
-def _replica(ready: Ready) -> Replica:
-    scheduler = ready.config.scheduler
-    return Replica(
-        cost=ready.cost,
-        step_tokens=scheduler.step_tokens,
-        max_running_seqs=scheduler.max_running_seqs,
-        num_kv_tokens=ready.spec.num_blocks * ready.spec.block_size,
-    )
 
 
 class Autoscaling:
@@ -176,7 +165,10 @@ class Autoscaling:
         start = self._crew.start
         if not start.done() or start.exception() is not None:
             return
-        replicas = {ready.role: _replica(ready) for ready in start.result()}
+        replicas = {
+            ready.role: Replica.of(ready.cost, ready.config.scheduler, ready.spec)
+            for ready in start.result()
+        }
         self._roles = tuple(replicas)
         self._windows = PoolWindows(self._now, self._roles, self._slo)
         self._scaler = self._make_scaler(replicas)

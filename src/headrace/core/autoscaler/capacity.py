@@ -19,8 +19,10 @@ from typing import Final, NamedTuple
 import msgspec
 
 from headrace.core.autoscaler.events import Constraint, Forecast
+from headrace.core.base.plan import WorkerSpec
 from headrace.core.base.request import Slo
 from headrace.core.base.types import NS_PER_MS
+from headrace.core.config.schema import SchedulerConfig
 from headrace.core.cost.model import CostModel, StepShape
 
 # Standard deviations above the mean below which a normal variable stays that often.
@@ -53,6 +55,16 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
     step_tokens: int = 512  # most tokens of a step
     max_running_seqs: int = 256
     num_kv_tokens: int = 1 << 40  # that fit into its blocks
+
+    @classmethod
+    def of(cls, cost: CostModel, scheduler: SchedulerConfig, spec: WorkerSpec) -> "Replica":
+        """A worker that is built of these."""
+        return cls(
+            cost=cost,
+            step_tokens=scheduler.step_tokens,
+            max_running_seqs=scheduler.max_running_seqs,
+            num_kv_tokens=spec.num_blocks * spec.block_size,
+        )
 
 
 class Traffic(msgspec.Struct, frozen=True):

@@ -71,6 +71,12 @@ class PoolWindows:
             self._arrive(life)
 
     def observe(self, now: Ns, event: EngineEvent, effects: Sequence[EngineEffect]) -> None:
+        self.note(event, effects)
+        for record in self._telemetry.observe(now, event, effects):
+            self.end(record)
+
+    def note(self, event: EngineEvent, effects: Sequence[EngineEffect]) -> None:
+        """For whoever has records: all but what requests were when they ended."""
         if isinstance(event, Arrive):
             for spec in event.seqs:
                 self._arrive(self._life(spec))
@@ -79,11 +85,16 @@ class PoolWindows:
                 tally = self._tallies[life.role]
                 tally.num_queried += life.num_prompt
                 tally.num_hits += effect.num_cached_tokens
-        for record in self._telemetry.observe(now, event, effects):
-            self._end(record)
-        for effect in effects:
-            if isinstance(effect, Reject):
+            elif isinstance(effect, Reject):
                 self._lives.pop(effect.seq_id, None)
+
+    def end(self, record: RequestRecord) -> None:
+        life = self._lives.pop(record.seq_id, None)
+        for role, worker_id in life.workers.items() if life else ():
+            tally = self._tallies[role]
+            tally.num_ended += 1
+            tally.num_output += record.num_output_tokens
+            tally.samples.setdefault(worker_id, []).append(record)
 
     def close(
         self,
@@ -123,14 +134,6 @@ class PoolWindows:
             tally = self._tallies[life.role]
             tally.num_arrivals += 1
             tally.num_prompt += life.num_prompt
-
-    def _end(self, record: RequestRecord) -> None:
-        life = self._lives.pop(record.seq_id, None)
-        for role, worker_id in life.workers.items() if life else ():
-            tally = self._tallies[role]
-            tally.num_ended += 1
-            tally.num_output += record.num_output_tokens
-            tally.samples.setdefault(worker_id, []).append(record)
 
 
 def _with_latencies(load: ReplicaLoad, records: Sequence[RequestRecord]) -> ReplicaLoad:

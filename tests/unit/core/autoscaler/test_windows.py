@@ -2,8 +2,8 @@
 
 import pytest
 
-from headrace.cluster.windows import PoolWindows
 from headrace.core.autoscaler.events import PoolWindow, Quantiles, ReplicaLoad
+from headrace.core.autoscaler.windows import PoolWindows
 from headrace.core.base.events import Admitted, Arrive, Emit, EngineEffect, Finish, Reject
 from headrace.core.base.request import FinishReason, SeqSpec, Slo
 from headrace.core.base.sampling import SamplingParams
