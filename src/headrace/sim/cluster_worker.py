@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from random import Random
-from typing import Final, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -17,8 +17,6 @@ from headrace.core.base.events import (
     TIERS,
     Admitted,
     Arrive,
-    BlockRemoved,
-    BlockStored,
     CallAt,
     Computed,
     CopyDone,
@@ -38,11 +36,9 @@ from headrace.core.base.plan import StepPlan
 from headrace.core.base.request import Slo
 from headrace.core.base.types import NS_PER_MS, Ns, SeqId, WorkerId
 from headrace.core.engine.build import build_worker
-from headrace.core.engine.passed import Changes
 from headrace.core.engine.stats import EngineStats
 from headrace.core.router.events import (
     WorkerKv,
-    WorkerKvSnapshot,
     WorkerStats,
     WorkerUp,
 )
@@ -56,9 +52,7 @@ from headrace.sim.network import Network
 from headrace.sim.pool import Habits, Pool
 from headrace.sim.runtime import SimRuntime
 from headrace.sim.steps import ListedSteps, Uneven
-from headrace.sim.tiers import Tiers, WorkerTiers, num_leading
-
-MAX_LATE: Final = 1024  # times that blocks changed since they were told of
+from headrace.sim.told_kv import ToldKv
 
 
 class Front(Protocol):
@@ -116,7 +110,7 @@ class SimWorker:
         self.began_ns = front.runtime.now
         self._habits = habits
         self._front = front
-        self._tells_late = habits.tells_late and not pool.tiers
+        self._kv = ToldKv(front, worker_id, pool, habits, self._deliver)
         self._engine = SimEngine(
             build_worker(pool.config, pool.spec, pool.believed),
             ListedSteps(
@@ -130,21 +124,10 @@ class SimWorker:
             front.runtime,
             self,
             glides=habits.glides and not pool.residuals,
-            delay_ns=front.message_ns if self._tells_late else None,
+            delay_ns=front.message_ns if self._kv.is_late else None,
             on_plan=partial(front.saw_plan, worker_id) if habits.shows_plans else None,
             cores=cores,
         )
-        self._cached: dict[bytes, None] = {}  # what a snapshot holds, in the order of storing
-        self._tiers: WorkerTiers | None = None
-        if pool.tiers:
-            tiers = Tiers(pool.tiers, pool.kv_block_bytes)
-            kv = pool.config.kv
-            self._tiers = WorkerTiers(tiers, self._cached, pool.spec, pool.believed, kv)
-        self._kv_no = 0
-        # Changes that are told when the front end asks, with the time when it should have heard of
-        # them; the first one's number.
-        self._late: deque[tuple[Ns, Changes]] = deque()
-        self._late_no = 0
         self._has_faults = habits.faults.happen
         self._period_ns = Ns(round(habits.stats_period_ms * NS_PER_MS))
         self._num_received = 0  # requests that came, or were announced
@@ -183,7 +166,7 @@ class SimWorker:
     def num_leading_blocks(self, names: Sequence[bytes]) -> int:
         """How many of these its device has, up to the first that it has not."""
         self._engine.catch_up()
-        return num_leading(self._cached, names)
+        return self._kv.num_leading(names)
 
     # ---- what reaches it
 
@@ -197,14 +180,14 @@ class SimWorker:
             known = self._announced.intersection(spec.seq_id for spec in event.seqs)
             self._announced -= known
             self._num_received += not known
-            if self._tiers:
+            if tiers := self._kv.tiers:
                 now = self._front.runtime.now
-                event = Arrive(tuple(self._tiers.offer(now, spec) for spec in event.seqs))
+                event = Arrive(tuple(tiers.offer(now, spec) for spec in event.seqs))
         self._handle(event)
 
     def close(self, end_ns: Ns) -> None:
         """Nothing more happens: what its front end should have heard of it by the end is told."""
-        if (event := self._take_late(end_ns)) is not None:
+        if (event := self._kv.take_late(end_ns)) is not None:
             self._front.tell(event)
         core = self._engine.core
         core.check()
@@ -214,7 +197,7 @@ class SimWorker:
     def die(self) -> None:
         """What it made long enough ago has been heard: each token is sent when it is made."""
         self._engine.catch_up()
-        self._tell_late()
+        self._kv.tell_late()
         until_ns = Ns(self._front.runtime.now - self._front.message_ns)
         runs = self._engine.runs(until_ns, self._under_way)
         if runs:
@@ -244,7 +227,7 @@ class SimWorker:
                 case Emit() | Admitted() | Computed() | Preempted() | Finish() | Reject():
                     words.append(effect)
                 case KvChanged(changes):
-                    self._publish(at_ns, changes)
+                    self._kv.publish(at_ns, changes)
                 case CallAt(wake_ns, timer_id):
                     self._front.runtime.call_at(wake_ns, partial(self._ring, Timer(timer_id)))
                 case StartCopy():
@@ -262,9 +245,9 @@ class SimWorker:
     # ---- KV of others, and of lower tiers
 
     def _load(self, copy: StartCopy) -> None:
-        assert self._tiers is not None
+        assert self._kv.tiers is not None
         runtime = self._front.runtime
-        num_blocks, took_ns = self._tiers.load(runtime.now, copy.names)
+        num_blocks, took_ns = self._kv.tiers.load(runtime.now, copy.names)
         num_bytes = num_blocks * self.pool.kv_block_bytes
         runtime.call_later(took_ns, partial(self._copied, copy, num_blocks, num_bytes))
 
@@ -331,12 +314,8 @@ class SimWorker:
 
     def send_snapshot(self) -> None:
         if not self.is_dead:
-            self._tell_late()
-            names = self._cached if self._tiers is None else self._tiers.names()
-            self._say(WorkerKvSnapshot(self.worker_id, self._kv_no, tuple(names)))
-
-    def _say(self, event: FrontEvent) -> None:
-        self._front.later(partial(self._deliver, event))
+            self._kv.tell_late()
+            self._front.later(partial(self._deliver, self._kv.snapshot()))
 
     def _deliver(self, event: FrontEvent) -> None:
         if not self.is_dead and not self._front.is_over:
@@ -351,50 +330,4 @@ class SimWorker:
     def late_kv(self) -> WorkerKv | None:
         """What the front end should have heard of its blocks by now and has not."""
         self._engine.catch_up()
-        return self._take_late(self._front.runtime.now)
-
-    def _take_late(self, until_ns: Ns) -> WorkerKv | None:
-        first_no, late = self._late_no, self._late
-        changes: list[BlockStored | BlockRemoved] = []
-        while late and late[0][0] <= until_ns:
-            changes += late.popleft()[1]
-        self._late_no += len(changes)
-        return WorkerKv(self.worker_id, first_no, tuple(changes)) if changes else None
-
-    def _tell_late(self) -> None:
-        if (event := self._take_late(self._front.runtime.now)) is not None:
-            self._deliver(event)
-
-    def _publish(self, at_ns: Ns, changes: Changes) -> None:
-        cached, has_first = self._cached, False  # of a chain
-        for change in changes:
-            if type(change) is BlockStored:
-                has_first = has_first or change.parent not in cached
-                cached[change.name] = None
-            else:
-                del cached[change.name]
-        heard_ns = Ns(at_ns + self._front.message_ns)
-        if self._tells_late:
-            # Those who have a chain's first block are asked for what is behind it, and no others.
-            self._late.append((heard_ns, changes))
-            self._kv_no += len(changes)
-            if has_first or len(self._late) > MAX_LATE:
-                self._front.runtime.call_at(heard_ns, self._tell_late)
-            return
-        if self._tiers is not None:
-            changes = self._tiers.seen_from_above(self._front.runtime.now, changes)
-        event = WorkerKv(self.worker_id, self._kv_no, changes)
-        self._kv_no += len(changes)
-        if not self._has_faults:
-            self._front.runtime.call_at(heard_ns, partial(self._deliver, event))
-            return
-        faults, rng = self._habits.faults, self._front.rng
-        if rng.random() < faults.kv_lost:
-            return
-        if rng.random() < faults.kv_twice:
-            self._say(event)
-        if rng.random() < faults.kv_late:
-            delay_ns = Ns(round(rng.random() * faults.late_ms * NS_PER_MS))
-            self._front.runtime.call_later(delay_ns, partial(self._deliver, event))
-        else:
-            self._say(event)
+        return self._kv.take_late(self._front.runtime.now)
