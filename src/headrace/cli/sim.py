@@ -1,26 +1,26 @@
 """`headrace sim`: a cluster that does not exist, serving traffic that somebody describes."""
 
 import tomllib
-from collections.abc import Mapping
 from dataclasses import asdict
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
-from rich.table import Table
 
 from headrace.cli.output import print_json, print_table
-from headrace.cli.plan_answer import report_provenance, right_aligned
+from headrace.cli.plan_answer import report_provenance
 from headrace.cli.plan_flags import DEFAULT_GPU, DEFAULT_MODEL, LayoutFlags, TargetFlags
 from headrace.cli.plan_fleet_flags import POLICIES
 from headrace.cli.plan_target import check_range, engine_and_cost
+from headrace.cli.sim_answer import asked_words, scaling_rows, scaling_table, tables
 from headrace.cli.sim_cost import provenance_of, with_beyond
 from headrace.cli.sim_flags import SimFlags
-from headrace.cli.sim_load import check_load, half_of_capacity, load_words
+from headrace.cli.sim_load import check_load, half_of_capacity
 from headrace.cli.sim_progress import showing
 from headrace.core.base.errors import ConfigError
 from headrace.core.base.request import Slo
+from headrace.core.config.autoscaler import AutoscalerConfig
 from headrace.core.config.schema import RouterConfig
 from headrace.core.cost.fitted import FittedCostModel, Link
 from headrace.core.telemetry import RequestRecord
@@ -28,7 +28,6 @@ from headrace.core.workload.arrivals import Arrivals
 from headrace.core.workload.closed_loop import ClosedLoop
 from headrace.core.workload.profiles import (
     WorkloadProfile,
-    importance_words,
     profile_named,
 )
 from headrace.core.workload.replay import TraceSource
@@ -41,8 +40,9 @@ from headrace.models.files import open_regular
 from headrace.plan.engines import Provenance
 from headrace.sim.cluster import simulate_cluster
 from headrace.sim.recorded import step_samples
+from headrace.sim.scaling import Autoscale
 from headrace.sim.setup import VOCAB, Device, Faults, Layout, build_cluster
-from headrace.sim.summary import Quantiles, Summary, Tally
+from headrace.sim.summary import Tally
 from headrace.sim.watched import WatchedCost
 
 USUAL_STEP_TOKENS = 2048
@@ -113,6 +113,10 @@ class SimAsked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     e2e_ms: float | None = None
     mean_life_s: float = 0.0
     start_up_s: float = 30.0
+    autoscale: bool = False
+    min_workers: int = 1
+    max_workers: int | None = None
+    role_cooldown_s: float = 120.0
 
     @classmethod
     def of(cls, flags: SimFlags, file: str | None) -> "SimAsked":
@@ -140,7 +144,9 @@ class SimAsked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         check_range("--shared", 0.0 if self.shared is None else self.shared, 0.0, 0.99)
         for name in ("mixed", "prefill", "decode"):
             check_range(f"--{name}", getattr(self, name) or 0, 0, 4096)
-        for name in ("warm_up_s", "mean_life_s", "start_up_s"):
+        check_range("--min-workers", self.min_workers, 0, 4096)
+        check_range("--max-workers", 1 if self.max_workers is None else self.max_workers, 1, 4096)
+        for name in ("warm_up_s", "mean_life_s", "start_up_s", "role_cooldown_s"):
             check_range(f"--{name.replace('_', '-')}", getattr(self, name), 0.0, 1e9)
         for name, known in (
             ("policy", POLICIES),
@@ -180,6 +186,7 @@ def sim(flags: SimFlags, file: str | None, *, as_json: bool) -> int:
         slo=slo,
         link=Link(latency_ns=10_000.0, byte_ns=1.0 / asked.kv_link_gb_s),
         faults=Faults(mean_life_s=asked.mean_life_s, start_up_s=asked.start_up_s),
+        autoscale=autoscale_of(asked, layout),
         seed=asked.seed,
     )
     tally = Tally(asked.warm_up_s, is_closed=asked.concurrency is not None)
@@ -196,10 +203,14 @@ def sim(flags: SimFlags, file: str | None, *, as_json: bool) -> int:
     if as_json:
         told = {"asked": asked, "slo": slo, "provenance": provenance}
         figures = {**msgspec.to_builtins(summary), **msgspec.to_builtins(told)}
+        if report.scaling is not None:
+            figures["decisions"] = scaling_rows(report.scaling)
         print_json(figures | {"load_asked_per_s": load, "importance": profile.importance})
         return 0
     for table in tables(summary, slo, asked_words(summary, load, profile)):
         print_table(table)
+    if report.scaling is not None:
+        print_table(scaling_table(report.scaling))
     report_provenance(provenance)
     return 0
 
@@ -268,6 +279,25 @@ def limits(asked: Limited, profile: WorkloadProfile) -> Slo:
     return msgspec.structs.replace(profile.slo, **stated)
 
 
+def autoscale_of(asked: SimAsked, layout: Layout) -> Autoscale | None:
+    """Raises ConfigError for words of which one would have to be ignored."""
+    if not asked.autoscale:
+        if asked.max_workers is not None:
+            raise ConfigError(
+                f"--max-workers is {asked.max_workers}, and nobody would start or end any",
+                hint="say --autoscale, too",
+            )
+        return None
+    most = layout.num_workers if asked.max_workers is None else asked.max_workers
+    config = AutoscalerConfig(
+        min_replicas=asked.min_workers,
+        max_replicas=most,
+        role_cooldown_s=asked.role_cooldown_s,
+        start_up_s=asked.start_up_s,
+    )
+    return Autoscale(config=config, start_up_s=asked.start_up_s)
+
+
 def load_of(
     asked: SimAsked, profile: WorkloadProfile, device: Device, layout: Layout
 ) -> float | None:
@@ -324,75 +354,3 @@ def read_trace(file: str) -> list[TraceRequest]:
             raise ConfigError(f"the trace {file} is not UTF-8 text") from error
         except ConfigError as error:
             raise ConfigError(f"{file}: {error.message}", hint=error.hint, **error.data) from error
-
-
-# ---- what comes of it
-
-
-def asked_words(summary: Summary, load: float | None, profile: WorkloadProfile) -> dict[str, str]:
-    return {
-        "load": load_words(summary, load, profile),
-        "what counts": importance_words(profile),
-    }
-
-
-def tables(found: Summary, slo: Slo, asked: Mapping[str, str]) -> list[Table]:
-    """`asked` is what comes first, by its names."""
-    stated = {"TTFT": slo.ttft_ms, "TPOT": slo.tpot_ms, "ITL": slo.itl_ms, "E2E": slo.e2e_ms}
-    words = [f"{name} {ms:g} ms" for name, ms in stated.items() if ms is not None]
-    head = right_aligned(
-        f"{found.num_requests} requests, limits: {', '.join(words) or 'none'}", "", ""
-    )
-    for name, value in (
-        *asked.items(),
-        ("goodput", f"{found.goodput_per_s:.2f} requests/s"),
-        (
-            "attainment",
-            f"{found.attainment:.1%} ({found.attainment_low:.1%} to {found.attainment_high:.1%})",
-        ),
-        ("refused", str(found.num_rejected)),
-        ("output", f"{found.output_tokens_per_s:,.0f} tokens/s"),
-        ("prompt tokens found in caches", f"{found.hit_rate:.1%}"),
-        ("handed over, migrated", f"{found.num_handoffs}, {found.num_migrations}"),
-        ("trace", found.trace_hash[:16]),
-    ):
-        head.add_row(name, value)
-    misses = [miss_table(found)] if found.num_misses_by_metric_and_cause else []
-    return [head, latency_table(found), *misses, role_table(found)]
-
-
-def latency_table(found: Summary) -> Table:
-    table = right_aligned("latencies, ms", "", "mean", "p50", "p90", "p99")
-    rows: dict[str, Quantiles] = {
-        "TTFT": found.ttft_ms,
-        "TPOT": found.tpot_ms,
-        "longest ITL": found.worst_itl_ms,
-        "E2E": found.e2e_ms,
-    }
-    for name, row in rows.items():
-        values = msgspec.structs.astuple(row)
-        table.add_row(name, *("" if value is None else f"{value:,.1f}" for value in values))
-    return table
-
-
-def miss_table(found: Summary) -> Table:
-    table = right_aligned("why limits were missed", "limit", "cause", "requests", num_left=2)
-    for metric, causes in found.num_misses_by_metric_and_cause.items():
-        for cause, count in causes.items():
-            table.add_row(metric.upper(), cause.replace("_", " "), str(count))
-    return table
-
-
-def role_table(found: Summary) -> Table:
-    columns = ("workers", "busy", "steps/s", "tokens/step", "preempted")
-    table = right_aligned("workers", "role", *columns)
-    for use in found.roles:
-        table.add_row(
-            use.role,
-            str(use.num_workers),
-            f"{use.utilisation:.1%}",
-            f"{use.steps_per_s:.1f}",
-            f"{use.tokens_per_step:.1f}",
-            str(use.num_preemptions),
-        )
-    return table

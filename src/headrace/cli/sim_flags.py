@@ -7,7 +7,8 @@ from cyclopts import Group, Parameter
 
 _REQUESTS = Group("Requests", sort_key=1)
 _WORKERS = Group("Workers", sort_key=2)
-_JUDGED = Group("Limits and faults", sort_key=3)
+_SCALED = Group("Autoscaler", sort_key=3)
+_JUDGED = Group("Limits and faults", sort_key=4)
 
 
 def _flag(group: Group, text: str) -> Parameter:
@@ -90,6 +91,18 @@ class SimFlags:
         None
     )
 
+    autoscale: Annotated[
+        bool | None,
+        _flag(_SCALED, "start and end workers, and change their roles, as `serve --autoscale`"),
+    ] = None
+    min_workers: Annotated[int | None, _flag(_SCALED, "fewest of a pool; 1")] = None
+    max_workers: Annotated[
+        int | None, _flag(_SCALED, "most of all pools together; as many as at the begin")
+    ] = None
+    role_cooldown_s: Annotated[
+        float | None, _flag(_SCALED, "seconds between changes of roles; 120")
+    ] = None
+
     ttft_ms: Annotated[float | None, _flag(_JUDGED, "limit; none = the workload's")] = None
     tpot_ms: Annotated[float | None, _flag(_JUDGED, "limit; likewise")] = None
     itl_ms: Annotated[float | None, _flag(_JUDGED, "limit of every gap")] = None
@@ -97,6 +110,6 @@ class SimFlags:
     mean_life_s: Annotated[
         float | None, _flag(_JUDGED, "after which a worker dies, on average; 0 = never")
     ] = None
-    start_up_s: Annotated[float | None, _flag(_JUDGED, "until a worker that died is back; 30")] = (
-        None
-    )
+    start_up_s: Annotated[
+        float | None, _flag(_JUDGED, "until one that died or was asked for serves; 30")
+    ] = None

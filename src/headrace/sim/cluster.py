@@ -15,14 +15,12 @@ from headrace.core.base.events import Arrive, CallAt, Emit, EngineEffect, Finish
 from headrace.core.base.plan import StepPlan
 from headrace.core.base.request import FinishReason, SeqSpec, Slo
 from headrace.core.base.types import NS_PER_MS, NS_PER_S, Ns, SeqId, WorkerId
-from headrace.core.base.worker import Role
 from headrace.core.config.cluster import ClusterConfig
 from headrace.core.config.schema import RouterConfig
 from headrace.core.cost.calibration import Host
 from headrace.core.cost.fitted import Link
-from headrace.core.engine.stats import EngineStats
 from headrace.core.router.core import RouterCore
-from headrace.core.router.events import Resync, WorkerDown, WorkerKv
+from headrace.core.router.events import Resync, WorkerKv
 from headrace.core.router.front import FrontCore
 from headrace.core.router.front_events import Forward, FrontEffect, FrontEvent
 from headrace.core.router.stats import RouterStats
@@ -31,12 +29,13 @@ from headrace.core.telemetry.runs import emit_run
 from headrace.core.workload.source import Source
 from headrace.sim.client import NO_HOST, read_by_client
 from headrace.sim.cluster_worker import SimWorker
-from headrace.sim.cores import SharedCores
 from headrace.sim.engine import NO_TIMES, TokenTimes
 from headrace.sim.loads import LoadReport, UnheardLoads
 from headrace.sim.network import Network
+from headrace.sim.places import Machines, Places, WorkerUse
 from headrace.sim.pool import Habits, MessageFaults, Pool
 from headrace.sim.runtime import SimRuntime, rare_collections
+from headrace.sim.scaling import Autoscale, Scaling, ScalingReport
 from headrace.sim.steps import Written
 
 MAX_CALLS = 1_000_000_000
@@ -60,7 +59,8 @@ class Cluster:
     stats_period_ms: float = 100.0
     message_ms: float = 0.2  # from front end to worker, and back
     faults: MessageFaults = field(default_factory=MessageFaults)
-    deaths: tuple[Death, ...] = ()
+    deaths: tuple[Death, ...] = ()  # of the places that there are at the begin
+    autoscale: Autoscale | None = None  # `default_slo` are the limits that it keeps
     host: Host = NO_HOST  # what passes outside of workers
     sharing: int = 1  # workers, in the order of their places, that share the cores of a machine
     slow_down: tuple[float, ...] = ()  # by how many of them are in a step; none = not at all
@@ -69,17 +69,6 @@ class Cluster:
     written: Written | None = None  # what sequences answer; None = anything
     glides: bool = True  # steps that are alike are taken at once; the decisions are the same
     is_checked: bool = False  # cores check their laws after every event, at a cost
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerUse:
-    """What one life of a worker was."""
-
-    name: str
-    role: Role
-    up_ns: Ns
-    busy_ns: Ns  # in steps
-    stats: EngineStats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +84,7 @@ class ClusterReport:
     num_handoffs: int
     router: RouterStats
     workers: list[WorkerUse]
+    scaling: ScalingReport | None = None  # where there was an autoscaler
 
 
 Observer = Callable[[Ns, FrontEvent, Sequence[FrontEffect]], None]
@@ -148,13 +138,15 @@ class _World:
         self.runtime = SimRuntime()
         self.network = Network(cluster.link, self.runtime)
         self.rng = Random(cluster.seed)
-        self._habits = Habits(
+        # Of a worker that may be gone by then, nothing waits to be heard.
+        is_shaken = bool(cluster.deaths or cluster.faults.happen or cluster.autoscale)
+        habits = Habits(
             stats_period_ms=cluster.stats_period_ms,
             faults=cluster.faults,
             seed=cluster.seed,
             is_checked=cluster.is_checked,
             glides=cluster.glides,
-            skips_ticks=cluster.glides and not (cluster.deaths or cluster.faults.happen),
+            skips_ticks=cluster.glides and not is_shaken,
             tells_late=cluster.glides and not cluster.faults.happen,
             written=cluster.written,
             shows_plans=observe_plan is not None,
@@ -175,16 +167,12 @@ class _World:
         self._outputs: dict[SeqId, list[int]] = {}  # where an answer may lead to a request
         self._arrivals = cluster.source.arrivals()
         self._num_coming = 0  # requests whose time is known
-        self._workers: dict[WorkerId, SimWorker] = {}
-        self._uses: list[WorkerUse] = []  # of those that are gone
-        self._pool_of = [pool for pool in cluster.pools for _ in range(pool.num_workers)]
-        self._places: list[WorkerId | None] = [None] * len(self._pool_of)
-        self._num_started = 0  # workers, ever
-        num_machines = -(-len(self._pool_of) // max(1, cluster.sharing))
-        self._cores = [
-            SharedCores(cluster.slow_down, self.runtime, slow_down_large=cluster.slow_down_large)
-            for _ in range(num_machines)
-        ]
+        machines = Machines(cluster.sharing, cluster.slow_down, cluster.slow_down_large)
+        self._places = Places(self, cluster.pools, habits, machines, self._core.num_at)
+        self._scaling: Scaling | None = None
+        if cluster.autoscale is not None:
+            slo, pools = cluster.default_slo, cluster.pools
+            self._scaling = Scaling(self, cluster.autoscale, slo, pools, self._places, self._core)
 
     @property
     def is_over(self) -> bool:
@@ -196,21 +184,24 @@ class _World:
 
     def run(self) -> ClusterReport:
         self._next_arrival()
-        for place in range(len(self._places)):
-            self._start_worker(place)
-        for place, dies_ns, back_ns in self.cluster.deaths:
-            self.runtime.call_at(dies_ns, partial(self._kill, place))
+        places = self._places
+        begin = tuple(places)
+        for place in begin:
+            places.start(place)
+        if self._scaling is not None:
+            self._scaling.begin()
+        for number, dies_ns, back_ns in self.cluster.deaths:
+            place, comes_back = begin[number], back_ns is not None
+            self.runtime.call_at(dies_ns, partial(places.kill, place, comes_back=comes_back))
             if back_ns is not None:
-                self.runtime.call_at(back_ns, partial(self._start_worker, place))
+                self.runtime.call_at(back_ns, partial(places.start, place))
         self.runtime.run(max_calls=MAX_CALLS)
-        for worker in self._workers.values():
-            worker.close(self._end_ns)
+        places.close(self._end_ns)
         self._core.check()
         stats = self._router.stats()
         if self._living or stats.num_in_flight or stats.num_waiting:
             raise InvariantError("requests never ended", seq_ids=list(self._living)[:8])
-        for worker in self._workers.values():
-            self._note_use(worker, self._end_ns)
+        places.note_uses(self._end_ns)
         return ClusterReport(
             trace_hash=self._digest.hexdigest(),
             num_events=self._num_events,
@@ -220,7 +211,8 @@ class _World:
             num_migrations=self._core.num_migrations,
             num_handoffs=self._core.num_handoffs,
             router=stats,
-            workers=self._uses,
+            workers=places.uses,
+            scaling=self._scaling.close() if self._scaling is not None else None,
         )
 
     # ---- requests
@@ -292,10 +284,12 @@ class _World:
             match effect:
                 case Forward(worker_id, forwarded):
                     if isinstance(forwarded, Arrive):
+                        if self._scaling is not None:
+                            self._scaling.sent(worker_id, forwarded.seqs)
                         self._note(now, worker_id, *(spec.seq_id for spec in forwarded.seqs))
-                    self.later(partial(self._workers[worker_id].receive, forwarded))
+                    self.later(partial(self._places[worker_id].receive, forwarded))
                 case Resync(worker_id):
-                    self.later(self._workers[worker_id].send_snapshot)
+                    self.later(self._places[worker_id].send_snapshot)
                 case CallAt(at_ns, timer_id):
                     self.runtime.call_at(at_ns, partial(self._ring, Timer(timer_id)))
                 case _:
@@ -304,10 +298,14 @@ class _World:
             self._note_words(event, words, times)
             for word in words:
                 self._read(word)
+            if is_arrival and self._scaling is not None:
+                self._scaling.arrived()
 
     def _note_words(self, event: FrontEvent, words: list[EngineEffect], times: TokenTimes) -> None:
         """Times of tokens come apart from these, many at once, before what comes after."""
         seen = event if isinstance(event, Arrive) else NOTHING
+        if self._scaling is not None:
+            self._scaling.note(seen, words)
         for seq_id, times_ns in times.items():
             if times_ns:
                 emit_run(self._telemetry, seq_id, times_ns, self.message_ns)
@@ -320,12 +318,14 @@ class _World:
                 return
         for record in self._telemetry.observe(self.runtime.now, seen, single):
             self._on_record(read_by_client(record, self.cluster.host))
+            if self._scaling is not None:
+                self._scaling.end(record)
 
     def _late_kv(self, worker_ids: Sequence[WorkerId]) -> list[WorkerKv]:
         """What the router should have heard of the blocks of these workers by now."""
         events = []
         for worker_id in worker_ids:
-            worker = self._workers.get(worker_id)
+            worker = self._places.worker(worker_id)
             event = worker.late_kv() if worker is not None else None
             if event is not None:
                 events.append(event)
@@ -355,46 +355,11 @@ class _World:
         """Put into the trace."""
         self._digest.update(repr(figures).encode())
 
-    # ---- workers come and go
+    # ---- workers
 
     def find_place(self, kv_address: str) -> SimWorker | None:
-        return self._workers.get(WorkerId(int(kv_address)))
+        return self._places.worker(WorkerId(int(kv_address)))
 
     def saw_plan(self, worker_id: WorkerId, plan: StepPlan) -> None:
         if self._observe_plan is not None:
             self._observe_plan(self.runtime.now, worker_id, plan)
-
-    def _start_worker(self, place: int) -> None:
-        if (self.is_over and self._num_started) or self._places[place] is not None:
-            return
-        worker_id = WorkerId(self._num_started)
-        self._num_started += 1
-        self._places[place] = worker_id
-        pool = self._pool_of[place]
-        cores = self._cores[place // self.cluster.sharing] if self.cluster.slow_down else None
-        worker = SimWorker(self, worker_id, f"worker-{place}", pool, self._habits, cores)
-        self._workers[worker_id] = worker
-        self.tell(worker.introduction())
-        worker.tell_load()
-
-    def _kill(self, place: int) -> None:
-        worker_id = self._places[place]
-        if worker_id is None or self.is_over:
-            return
-        self._places[place] = None
-        worker = self._workers.pop(worker_id)
-        worker.die()
-        self._note_use(worker, self.runtime.now)
-        self.network.lose(worker.kv_address)
-        self.tell(WorkerDown(worker_id, "killed"))
-
-    def _note_use(self, worker: SimWorker, until_ns: Ns) -> None:
-        self._uses.append(
-            WorkerUse(
-                name=worker.name,
-                role=worker.pool.role,
-                up_ns=Ns(max(0, until_ns - worker.began_ns)),
-                busy_ns=Ns(worker.busy_ns),
-                stats=worker.stats(),
-            )
-        )

@@ -107,7 +107,6 @@ class SimWorker:
         self.worker_id = worker_id
         self.name = name
         self.pool = pool
-        self.began_ns = front.runtime.now
         self._habits = habits
         self._front = front
         self._kv = ToldKv(front, worker_id, pool, habits, self._deliver)
@@ -144,6 +143,11 @@ class SimWorker:
     def busy_ns(self) -> int:
         """Time in steps."""
         return self._engine.busy_ns
+
+    @property
+    def is_idle(self) -> bool:
+        """It has no sequence, and holds no KV for anybody."""
+        return self._engine.core.is_idle
 
     def stats(self) -> EngineStats:
         return self._engine.stats()

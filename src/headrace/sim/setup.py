@@ -21,6 +21,7 @@ from headrace.core.workload.source import Source
 from headrace.plan.steps import kv_room_bytes
 from headrace.sim.cluster import NO_LIMITS, Cluster, random_deaths
 from headrace.sim.pool import EVEN, Pool
+from headrace.sim.scaling import Autoscale
 from headrace.sim.watched import WatchedCost
 
 VOCAB = 1 << 15
@@ -129,9 +130,12 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     def num_workers(self) -> int:
         return self.mixed + self.prefill + self.decode
 
-    def pools(self, device: Device, slo: Slo, prefill: Device | None = None) -> tuple[Pool, ...]:
-        """`prefill` is what prefill workers are, where they are something else. Raises ConfigError
-        where nobody would decode.
+    def pools(
+        self, device: Device, slo: Slo, prefill: Device | None = None, *, are_alike: bool = False
+    ) -> tuple[Pool, ...]:
+        """`prefill` is what prefill workers are, where they are something else. Workers that may
+        change their roles are alike: all schedule as those that decode. Raises ConfigError where
+        nobody would decode.
         """
         if min(self.mixed, self.prefill, self.decode) < 0 or not self.mixed + self.decode:
             raise ConfigError(
@@ -148,7 +152,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
         alone = replace(scheduler, step_tokens=num_alone, budget="fixed")
         parts = (
             (device, self.mixed, Role.MIXED, scheduler),
-            (prefill or device, self.prefill, Role.PREFILL, alone),
+            (prefill or device, self.prefill, Role.PREFILL, scheduler if are_alike else alone),
             (device, self.decode, Role.DECODE, scheduler),
         )
         return tuple(one.pool(number, role, how) for one, number, role, how in parts if number)
@@ -172,17 +176,24 @@ def build_cluster(
     slo: Slo = NO_LIMITS,
     link: Link | None = None,
     faults: Faults | None = None,
+    autoscale: Autoscale | None = None,
     message_ms: float = 0.2,
     seed: int = 0,
 ) -> Cluster:
     """`slo` holds for requests that state no limits; `link` is each worker's, for KV."""
     faults = faults or Faults()
+    if autoscale is not None and prefill_device is not None:
+        raise ConfigError(
+            "workers that change their roles are all of one kind",
+            hint="leave out what prefill workers are, or the autoscaler",
+        )
     cluster = Cluster(
-        pools=layout.pools(device, slo, prefill_device),
+        pools=layout.pools(device, slo, prefill_device, are_alike=autoscale is not None),
         source=source,
         router=router or RouterConfig(),
         front=ClusterConfig(handoff=handoff),
         default_slo=slo,
+        autoscale=autoscale,
         message_ms=message_ms,
         host=device.host,
         sharing=device.sharing,

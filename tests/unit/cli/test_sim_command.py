@@ -157,3 +157,31 @@ def test_a_file_has_the_names_of_flags(tmp_path: Path) -> None:
         file.write_text(text)
         with pytest.raises(ConfigError, match=told):
             SimAsked.of(SimFlags(), str(file))
+
+
+def test_an_autoscaler_says_what_it_decided(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One prompt a second asks for little: of four workers, some go."""
+    flags: dict[str, Any] = {"requests": 500, "workload": "rag", "output": 8, "load": 1.0}
+    pools: dict[str, Any] = {"prefill": 2, "decode": 2, "handoff": "always", "spread": 0.0}
+    found = run(capsys, **flags, **pools, autoscale=True)
+    assert {"drain", "scale"} == {row["decision"] for row in found["decisions"]}
+    assert all(0 < row["second"] < 500 for row in found["decisions"])
+    assert found["num_requests"] == 500
+    assert "decisions" not in run(capsys, **{**flags, "requests": 8}, **pools)
+    assert sim(SimFlags(**flags, **pools, autoscale=True), None, as_json=False) == 0
+    assert "autoscaler: 0 changes of roles, 4 workers at most" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"max_workers": 3}, "nobody would start or end any"),
+        ({"autoscale": True, "mixed": 1, "prefill": 1, "decode": 1}, "one kind"),
+        ({"autoscale": True, "max_workers": 0}, "--max-workers"),
+    ],
+)
+def test_workers_that_cannot_be_scaled(flags: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        sim(SimFlags(requests=4, workload="rag", **flags), None, as_json=True)
