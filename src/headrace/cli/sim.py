@@ -167,14 +167,7 @@ def sim(flags: SimFlags, file: str | None, *, as_json: bool) -> int:
     if asked.shared is not None:
         profile = msgspec.structs.replace(profile, shared_share=asked.shared)
     slo = limits(asked, profile)
-    num_mixed = asked.mixed if asked.mixed is not None else 0 if asked.prefill + asked.decode else 4
-    layout = Layout(
-        mixed=num_mixed,
-        prefill=asked.prefill,
-        decode=asked.decode,
-        # A calibrated engine has its own.
-        step_tokens=asked.step_tokens or (0 if asked.cost else USUAL_STEP_TOKENS),
-    )
+    layout = layout_of(asked)
     load = load_of(asked, profile, device, layout)
     source, num_requests = source_of(asked, profile, slo, device, load)
     cluster = build_cluster(
@@ -277,6 +270,17 @@ def limits(asked: Limited, profile: WorkloadProfile) -> Slo:
     for name, limit in stated.items():
         check_range(f"--{name.replace('_', '-')}", limit, 1e-3, 1e9)
     return msgspec.structs.replace(profile.slo, **stated)
+
+
+def layout_of(asked: SimAsked) -> Layout:
+    num_mixed = asked.mixed if asked.mixed is not None else 0 if asked.prefill + asked.decode else 4
+    return Layout(
+        mixed=num_mixed,
+        prefill=asked.prefill,
+        decode=asked.decode,
+        # A calibrated engine has its own.
+        step_tokens=asked.step_tokens or (0 if asked.cost else USUAL_STEP_TOKENS),
+    )
 
 
 def autoscale_of(asked: SimAsked, layout: Layout) -> Autoscale | None:
