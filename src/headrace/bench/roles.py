@@ -1,6 +1,6 @@
 """Workers that change their roles as the traffic's mix does, beside fixed splits and mixed workers.
 
-    python -m headrace.bench.roles [--seeds N] [--json]
+    python -m headrace.bench.roles [--prompts R] [--answers R] [--seeds N] [--json]
 
 Ten minutes of long prompts, then ten of long answers, on four simulated workers (`sim/cluster.py`),
 each five times as slow as the prior of `core/cost/fitted.py`. The same on every machine.
@@ -99,14 +99,14 @@ def mix(rng: Random, phase_s: float, *, prompts: float = 0.5, answers: float = 1
     return Listed(specs)
 
 
-def measure(case: Case, seed: int) -> dict[str, float]:
-    """At loads at which each of the two kinds of work fills three workers."""
+def measure(case: Case, seed: int, prompts: float, answers: float) -> dict[str, float]:
+    """With so many requests per second in the two phases."""
     # No worker ends within the run, so that all cases have the same number of them.
     config = AutoscalerConfig(max_replicas=case.layout.num_workers, down_delay_s=2 * PHASE_S)
     cluster = build_cluster(
         DEVICE,
         case.layout,
-        mix(Random(seed), PHASE_S),
+        mix(Random(seed), PHASE_S, prompts=prompts, answers=answers),
         handoff="always",
         slo=SLO,
         autoscale=Autoscale(config=config) if case.switches else None,
@@ -134,11 +134,13 @@ def measure(case: Case, seed: int) -> dict[str, float]:
 
 def main(args: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m headrace.bench.roles", description=__doc__)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--prompts", type=float, default=0.8, help="requests/s of the first phase")
+    parser.add_argument("--answers", type=float, default=1.1, help="likewise, of the second one")
+    parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args(args)
     for case in CASES:
-        runs = [measure(case, seed) for seed in range(asked.seeds)]
+        runs = [measure(case, seed, asked.prompts, asked.answers) for seed in range(asked.seeds)]
         means = {name: sum(run[name] for run in runs) / len(runs) for name in runs[0]}
         if asked.json:
             print(json.dumps({"case": case.name, **means}), flush=True)
