@@ -131,8 +131,9 @@ class Rig:
             self.now_s += 5.0
             due = [one for one in self.starting if one[0] <= self.now_s]
             for one in due:  # the others are still on their way when the core hears of one
-                self.starting.remove(one)
-                self.come_up(one[1])
+                if one in self.starting:  # which may be too many by then
+                    self.starting.remove(one)
+                    self.come_up(one[1])
             if told:
                 for role in self.replicas:
                     self.tell(Observe(self.window(role=role, **figures)))
