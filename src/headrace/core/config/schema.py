@@ -231,14 +231,12 @@ class RouterConfig:
     )
     kv_link: str = setting(
         "",
-        "link over which workers fetch each other's KV, as the cost model calls it; empty = the one"
-        " that workers of headrace have, and none between other engines",
+        "link over which workers fetch each other's KV, as the cost model calls it; empty = theirs",
         flag="--router-kv-link",
     )
     fetch_kv: bool = setting(
         True,
-        "workers fetch a prefix that another one has cached where that is predicted to be sooner;"
-        " a hand-off is fetched in any case",
+        "fetch prefixes that other workers have cached where that is predicted to be sooner",
         flag="--router-fetch-kv",
     )
     worker_queue_ms: float = setting(
