@@ -24,6 +24,7 @@ _log = logging.getLogger(__name__)
 STALL_S: Final = 0.75
 LEAST_BYTES_PER_S: Final = 5e6  # of a whole copy, beside two such pauses
 IDLE_S: Final = 60.0  # after which a place is left alone
+NO_WAY_S: Final = 0.05  # likewise, where the way to it is broken
 ENDING: Final = "the worker is ending"
 
 
@@ -115,7 +116,7 @@ class Lane:
     def _run(self) -> None:
         while True:
             try:
-                work = self._inbox.get(timeout=IDLE_S)
+                work = self._inbox.get(timeout=NO_WAY_S if self._source is None else IDLE_S)
             except queue.Empty:
                 if self._may_end(self):
                     break
