@@ -132,6 +132,26 @@ Fleet.TestCase.settings = settings(max_examples=10, stateful_step_count=10, dead
 TestFleet = Fleet.TestCase
 
 
+def test_what_is_only_now_to_drain_is_paid_for_as_well() -> None:
+    """One pool grows in the very decision that another one shrinks in, and takes its time to."""
+    rig = Rig(config(down_delay_s=20.0, **BUDGET), replicas=POOLS)
+    for role in POOLS:
+        rig.begin(1, role)
+    rig.pass_time(5)
+    rig.pass_time(45, rate=1.0, loads={"num_running": 96, "num_samples": 1, "num_good": 0})
+    rig.lingers, rig.start_s = True, 0.0
+    slow: dict[str, Any] = {
+        "queue_ms": 4845.0,
+        "num_running": 32,
+        "num_samples": 200,
+        "num_good": 0,
+    }
+    slow |= {"ttft_ms": latency(10_853.0), "itl_ms": latency(1000.0), "num_cached_tokens": 40}
+    rig.pass_time(30, rate=0.0, loads=slow)
+    assert rig.drains()
+    assert rig.most_held <= BUDGET["max_replicas"]
+
+
 @given(rate=st.floats(0.2, 20.0), num=st.integers(1, 8))
 @settings(max_examples=5, deadline=None)
 def test_under_constant_load_the_fleet_comes_to_rest(rate: float, num: int) -> None:

@@ -29,11 +29,19 @@ def grant(
 
     while not fits(granted, {}):
         granted[max(filter(granted.get, granted), key=share)] -= 1
-    draining = {role: pools[role].num_draining for role in granted}
+
+    def draining(beside: Role) -> dict[Role, int]:
+        """So do those that are only now to drain, but where they may switch to this pool."""
+        return {
+            role: pools[role].num_draining
+            + (max(0, len(pools[role].active) - num) if Role.MIXED in {role, beside} else 0)
+            for role, num in granted.items()
+        }
+
     while True:
         for role in sorted(granted, key=share):
             more = {**granted, role: granted[role] + 1}
-            if granted[role] < wanted[role] and fits(more, draining):
+            if granted[role] < wanted[role] and fits(more, draining(role)):
                 granted = more
                 break
         else:
