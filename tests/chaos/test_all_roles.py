@@ -15,9 +15,8 @@ import pytest
 
 from chaos.test_faults import booted, num_ready, settle
 from chaos.test_workers import answers, requests, tiny_config, undisturbed, wait_until
-from headrace.core.config.cluster import ClusterConfig
 from headrace.core.config.schema import Config, SchedulerConfig
-from support.remote_worker import SECRET, free_ports, remote_worker
+from support.remote_worker import free_ports, listening, remote_worker
 from support.tiny_model import BLOCK_BYTES
 
 if TYPE_CHECKING:
@@ -45,11 +44,9 @@ def port() -> int:
 
 @pytest.fixture
 def config(tmp_path: Path, port: int) -> Config:
-    (tmp_path / "secret").write_text(SECRET)
-    cluster = ClusterConfig(
-        workers=0,
-        listen=f"127.0.0.1:{port}",
-        secret_file=str(tmp_path / "secret"),
+    cluster = listening(
+        tmp_path,
+        port,
         silence_timeout_s=2.0,
         handoff="always",
     )

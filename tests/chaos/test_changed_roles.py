@@ -26,7 +26,7 @@ from headrace.core.config.schema import Config, SchedulerConfig
 from headrace.live.generate import GenerateRequest
 from headrace.live.port import WorkerState
 from support.http_server import running_server
-from support.remote_worker import SECRET, free_ports, remote_worker
+from support.remote_worker import free_ports, listening, remote_worker
 
 pytest.importorskip("headrace.ops.native._native")
 pytestmark = pytest.mark.timeout(120)
@@ -234,17 +234,10 @@ def test_all_front_ends_agree_also_after_one_has_come_again(
     config: Config, tmp_path: Path, asked: list[GenerateRequest], wanted: list[Answer]
 ) -> None:
     ports = free_ports(2)
-    (tmp_path / "secret").write_text(SECRET)
     ours, theirs = (
         replace(
             config,
-            cluster=ClusterConfig(
-                workers=0,
-                listen=f"127.0.0.1:{port}",
-                secret_file=str(tmp_path / "secret"),
-                silence_timeout_s=2.0,
-                handoff="always",
-            ),
+            cluster=listening(tmp_path, port, silence_timeout_s=2.0, handoff="always"),
         )
         for port in ports
     )

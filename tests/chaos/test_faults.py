@@ -18,10 +18,9 @@ from chaos.test_workers import answers, requests, tiny_config, undisturbed, wait
 from headrace.cluster.boot import BootedCluster, boot_cluster
 from headrace.cluster.wire import PROTOCOL
 from headrace.core.base.types import NS_PER_S, Ns
-from headrace.core.config.cluster import ClusterConfig
 from headrace.core.config.schema import Config
 from support.http_server import running_server
-from support.remote_worker import SECRET, free_ports, remote_worker
+from support.remote_worker import free_ports, listening, remote_worker
 
 pytest.importorskip("headrace.ops.native._native")
 pytestmark = pytest.mark.timeout(120)
@@ -120,11 +119,9 @@ def port() -> int:
 
 @pytest.fixture
 def config(tmp_path: Path, port: int) -> Config:
-    (tmp_path / "secret").write_text(SECRET)
-    cluster = ClusterConfig(
-        workers=0,
-        listen=f"127.0.0.1:{port}",
-        secret_file=str(tmp_path / "secret"),
+    cluster = listening(
+        tmp_path,
+        port,
         silence_timeout_s=1.0,
         handoff="always",
     )

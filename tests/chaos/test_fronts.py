@@ -14,10 +14,9 @@ import pytest
 
 from chaos.test_workers import answers, requests, tiny_config, undisturbed, wait_until
 from headrace.cluster.boot import BootedCluster, boot_cluster
-from headrace.core.config.cluster import ClusterConfig
 from headrace.core.config.schema import Config
 from support.front_process import front_process
-from support.remote_worker import SECRET, free_ports, remote_worker
+from support.remote_worker import free_ports, listening, remote_worker
 
 pytest.importorskip("headrace.ops.native._native")
 pytestmark = pytest.mark.timeout(120)
@@ -30,11 +29,9 @@ def ports() -> list[int]:
 
 @pytest.fixture
 def config(tmp_path: Path, ports: list[int]) -> Config:
-    (tmp_path / "secret").write_text(SECRET)
-    cluster = ClusterConfig(
-        workers=0,
-        listen=f"127.0.0.1:{ports[0]}",
-        secret_file=str(tmp_path / "secret"),
+    cluster = listening(
+        tmp_path,
+        ports[0],
         silence_timeout_s=1.0,
         handoff="always",
     )

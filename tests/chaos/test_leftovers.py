@@ -16,11 +16,10 @@ import pytest
 
 from chaos.test_workers import answers, requests, tiny_config
 from headrace.cluster.boot import boot_cluster
-from headrace.core.config.cluster import ClusterConfig
 from support import leftovers
 from support.http_server import running_server
 from support.leftovers import Watch, nothing_left
-from support.remote_worker import SECRET, free_ports, remote_worker
+from support.remote_worker import free_ports, listening, remote_worker
 
 T = TypeVar("T")
 # With each request that comes, something that never ends.
@@ -65,11 +64,8 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_of_a_worker(watch: Watch, tmp_path: Path, keep: str, fault: str) -> None:
     pytest.importorskip("headrace.ops.native._native")
-    (tmp_path / "secret").write_text(SECRET)
     (port,) = free_ports(1)
-    cluster = ClusterConfig(
-        workers=0, listen=f"127.0.0.1:{port}", secret_file=str(tmp_path / "secret")
-    )
+    cluster = listening(tmp_path, port)
     with ExitStack() as stack:
         stack.callback(watch.take)  # at its end it has that as well
         worker = stack.enter_context(remote_worker(port, before=keep + _KEEP))

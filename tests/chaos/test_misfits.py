@@ -11,10 +11,9 @@ import pytest
 from chaos.test_faults import num_ready, settle
 from chaos.test_workers import answers, requests, tiny_config, undisturbed, wait_until
 from headrace.cluster.boot import BootedCluster, boot_cluster
-from headrace.core.config.cluster import ClusterConfig
 from headrace.core.config.schema import Config
 from support import tiny_model
-from support.remote_worker import SECRET, free_ports, remote_worker
+from support.remote_worker import free_ports, listening, remote_worker
 from support.tiny_model import write_tiny_model
 
 pytest.importorskip("headrace.ops.native._native")
@@ -51,11 +50,9 @@ def port() -> int:
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory, port: int) -> Config:
     folder = tmp_path_factory.mktemp("model")
-    (folder / "secret").write_text(SECRET)
-    cluster = ClusterConfig(
-        workers=0,
-        listen=f"127.0.0.1:{port}",
-        secret_file=str(folder / "secret"),
+    cluster = listening(
+        folder,
+        port,
         handoff="always",
     )
     return replace(tiny_config(folder), cluster=cluster)

@@ -13,9 +13,8 @@ import pytest
 from chaos.test_workers import answers, requests, tiny_config, undisturbed, wait_until
 from headrace.adapters.handshake import greeting
 from headrace.cluster.boot import BootedCluster, boot_cluster
-from headrace.core.config.cluster import ClusterConfig
 from headrace.core.config.schema import Config
-from support.remote_worker import SECRET, free_ports, remote_worker
+from support.remote_worker import free_ports, listening, remote_worker
 
 pytest.importorskip("headrace.ops.native._native")
 pytestmark = pytest.mark.timeout(120)
@@ -28,11 +27,7 @@ def port() -> int:
 
 @pytest.fixture
 def config(tmp_path: Path, port: int) -> Config:
-    secret = tmp_path / "secret"
-    secret.write_text(SECRET)
-    cluster = ClusterConfig(
-        workers=0, listen=f"127.0.0.1:{port}", secret_file=str(secret), silence_timeout_s=2.0
-    )
+    cluster = listening(tmp_path, port, silence_timeout_s=2.0)
     return replace(tiny_config(tmp_path), cluster=cluster)
 
 

@@ -16,9 +16,8 @@ from chaos.test_faults import FAR_APART, num_ready, settle
 from chaos.test_second import asked
 from chaos.test_workers import Answer, answers, tiny_config, undisturbed, wait_until
 from headrace.cluster.boot import BootedCluster, boot_cluster
-from headrace.core.config.cluster import ClusterConfig
 from headrace.core.config.schema import Config, SchedulerConfig
-from support.remote_worker import SECRET, free_ports, remote_worker
+from support.remote_worker import free_ports, listening, remote_worker
 
 if TYPE_CHECKING:
     import subprocess
@@ -66,11 +65,9 @@ def ports() -> list[int]:
 
 @pytest.fixture
 def config(tmp_path: Path, ports: list[int]) -> Config:
-    (tmp_path / "secret").write_text(SECRET)
-    cluster = ClusterConfig(
-        workers=0,
-        listen=f"127.0.0.1:{ports[0]}",
-        secret_file=str(tmp_path / "secret"),
+    cluster = listening(
+        tmp_path,
+        ports[0],
         handoff="always",
         canary=False,
     )

@@ -21,11 +21,10 @@ import pytest
 from chaos.test_faults import FAR_APART, num_ready, settle
 from chaos.test_workers import Answer, answers, requests, tiny_config, undisturbed, wait_until
 from headrace.cluster.boot import BootedCluster, boot_cluster
-from headrace.core.config.cluster import ClusterConfig
 from headrace.core.config.schema import Config, SchedulerConfig
 from headrace.live.generate import GenerateRequest
 from support.lag import Lag, measured_lag
-from support.remote_worker import SECRET, free_ports, remote_worker
+from support.remote_worker import free_ports, listening, remote_worker
 
 pytest.importorskip("headrace.ops.native._native")
 pytestmark = pytest.mark.timeout(120)
@@ -124,11 +123,9 @@ def port() -> int:
 
 @pytest.fixture
 def config(tmp_path: Path, port: int) -> Config:
-    (tmp_path / "secret").write_text(SECRET)
-    cluster = ClusterConfig(
-        workers=0,
-        listen=f"127.0.0.1:{port}",
-        secret_file=str(tmp_path / "secret"),
+    cluster = listening(
+        tmp_path,
+        port,
         silence_timeout_s=SILENCE_S,
         handoff="always",
         canary=False,

@@ -15,11 +15,10 @@ import pytest
 from chaos.test_faults import num_ready, settle
 from chaos.test_workers import answers, requests, tiny_config, undisturbed, wait_until
 from headrace.cluster.boot import BootedCluster, boot_cluster
-from headrace.core.config.cluster import ClusterConfig
 from headrace.core.config.schema import Config
 from headrace.core.router.decision import Decision
 from headrace.live.generate import GenerateRequest
-from support.remote_worker import SECRET, free_ports, remote_worker
+from support.remote_worker import free_ports, listening, remote_worker
 from support.tiny_model import BLOCK_BYTES
 
 pytest.importorskip("headrace.ops.native._native")
@@ -101,17 +100,10 @@ def port() -> int:
 
 @pytest.fixture
 def config(tmp_path: Path, port: int) -> Config:
-    (tmp_path / "secret").write_text(SECRET)
     config = tiny_config(tmp_path)
     return replace(
         config,
-        cluster=ClusterConfig(
-            workers=0,
-            listen=f"127.0.0.1:{port}",
-            secret_file=str(tmp_path / "secret"),
-            silence_timeout_s=5.0,
-            canary=False,
-        ),
+        cluster=listening(tmp_path, port, silence_timeout_s=5.0, canary=False),
         router=replace(config.router, policy="kv"),
     )
 

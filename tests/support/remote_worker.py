@@ -5,7 +5,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
 
+from headrace.core.config.cluster import ClusterConfig
 from support.leftovers import WATCH
 
 MOST_PEERS = 4  # that one meets in a test
@@ -21,6 +24,13 @@ leaving = Leaving(float(drain_timeout_s))
 leaving.take_signals()
 serve_fronts(fronts, secret.encode(), role=Role(role), name=name, leaving=leaving)
 """
+
+
+def listening(folder: Path, port: int, **settings: Any) -> ClusterConfig:
+    """Of a front end that has no worker of its own, and waits for such ones at this port."""
+    secret = folder / "secret"
+    secret.write_text(SECRET)
+    return ClusterConfig(workers=0, listen=f"127.0.0.1:{port}", secret_file=str(secret), **settings)
 
 
 @contextmanager
