@@ -186,7 +186,7 @@ class NixlAgent:
                 staging.memory.close()
 
     def _read_staged(
-        self, name: str, staging: "_Staging", addresses: Sequence[int], until_s: float
+        self, name: str, staging: _Staging, addresses: Sequence[int], until_s: float
     ) -> None:
         nixl, size = self._nixl, self.pool.block_bytes
         start = _address(staging.memory)
@@ -228,10 +228,14 @@ class NixlAgent:
     def _leave_staging(self, name: str, request: Any) -> None:
         """Late bytes may still come to where they were to come, until the read is at an end."""
         with self._lock:
-            self._stuck = [one for one in self._stuck if not self._is_unstuck(*one)]
+            self._take_back()
             self._stuck.append((request, self._stagings.pop(name)))
 
-    def _is_unstuck(self, request: Any, staging: "_Staging") -> bool:
+    def _take_back(self) -> None:
+        """The memory of reads that have ended by now."""
+        self._stuck = [one for one in self._stuck if not self._is_unstuck(*one)]
+
+    def _is_unstuck(self, request: Any, staging: _Staging) -> bool:
         try:
             if self._agent.getXferStatus(request) != self._nixl.NIXL_SUCCESS:
                 return False
@@ -241,19 +245,19 @@ class NixlAgent:
         self._let_go(staging)
         return True
 
-    def _staging(self, name: str) -> "_Staging":
+    def _staging(self, name: str) -> _Staging:
         with self._lock:
             staging = self._stagings.get(name)
             if staging is None:
                 if len(self._stuck) >= MAX_STUCK:
-                    self._stuck = [one for one in self._stuck if not self._is_unstuck(*one)]
+                    self._take_back()
                 if len(self._stuck) >= MAX_STUCK:
                     raise TransferError(f"NIXL has left {MAX_STUCK} reads undone, and gets no more")
                 memory = mmap.mmap(-1, max(STAGING_BYTES, self.pool.block_bytes))
                 staging = self._stagings[name] = _Staging(memory, self._register(memory))
             return staging
 
-    def _let_go(self, staging: "_Staging") -> None:
+    def _let_go(self, staging: _Staging) -> None:
         self._agent.deregisterMem(staging.registered, [self._backend])
         staging.memory.close()
 

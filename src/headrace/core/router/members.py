@@ -68,16 +68,11 @@ class Members:
         up = None if holder is None else self._ups.get(holder)
         if up is None:
             return ""
-        if up.worker_id in self._stalled and not (
-            up.machine and up.machine == self._machine(reader)
-        ):
-            return ""
-        return up.kv_address
-
-    def _machine(self, worker_id: WorkerId) -> str | None:
-        """None where it is not known."""
-        up = self._ups.get(worker_id)
-        return (up and up.machine) or None
+        if up.worker_id not in self._stalled:
+            return up.kv_address
+        other = self._ups.get(reader)
+        is_near = up.machine != "" and other is not None and other.machine == up.machine
+        return up.kv_address if is_near else ""
 
     def note(self, worker_id: WorkerId, *, is_stalled: bool) -> None:
         if is_stalled and worker_id in self._ups:
