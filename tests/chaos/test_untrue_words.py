@@ -90,7 +90,7 @@ def tell(self, message):
     send(self, message)
 WorkerLine.send = tell
 """
-NUM_ROUNDS = 6
+NUM_ROUNDS = 12
 
 
 @pytest.fixture
