@@ -252,7 +252,7 @@ def test_what_can_never_fit_is_refused_at_once_and_is_in_nobodys_way(config: Con
     """Others run, and more wait than there is room for."""
     asked = [
         with_params(replace(one, prompt_tokens=prompt(i, 40)), max_tokens=100)
-        for i, one in enumerate(requests(12))
+        for i, one in enumerate(requests(120))
     ]
     wanted = undisturbed(config, asked)
     num_blocks = tiny_model.CONTEXT // 16  # of which one takes nine
@@ -261,6 +261,8 @@ def test_what_can_never_fit_is_refused_at_once_and_is_in_nobodys_way(config: Con
         replies: list[httpx.Response] = []
 
         def ask_too_much() -> None:
+            # Workers tell how many run four times a second.
+            wait_until(lambda: cluster.engine.stats().num_running > 0)
             body = {"prompt": "x" * tiny_model.CONTEXT, "max_tokens": 1}
             replies.append(httpx.post(f"{server.url}/v1/completions", json=body, timeout=60))
             assert cluster.engine.stats().num_running > 0
