@@ -35,12 +35,14 @@ def test_a_simulation_of_a_recording_finds_what_was_cached(tmp_path: Path) -> No
     recorder.close()
     with path.open("rb") as lines:
         recording = read_recording(lines)
-    found = run_trial(recording, Trial(slo=Slo()))
+    # Far apart, as a busy server's times may let an answer end after the next prompt came.
+    found = run_trial(recording, Trial(slo=Slo(), speed=0.01))
     recorded = [one.cached_tokens for one in recording.requests]
     assert recorded[0] == 0
     assert all(number > 0 for number in recorded[1:])
     # Whole blocks have names; what prompts share of a block beyond is not in a recording.
     lacks = [was - is_found for was, is_found in zip(recorded, found.cached_tokens, strict=True)]
-    assert all(0 <= number < recording.begin.block_tokens for number in lacks)
+    assert min(lacks) >= 0
+    assert max(lacks) < recording.begin.block_tokens
     assert lacks.count(0) >= 3
     assert list(found.output_tokens) == [one.output_tokens for one in recording.requests]
