@@ -1,11 +1,13 @@
-"""After each scenario nothing is left of it: no task, no socket, no thread, no process."""
+"""What scenarios share, and that nothing is left of each: no task, socket, thread or process."""
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 
 from support.http_server import running_server
 from support.leftovers import Watch, nothing_left, watched
+from support.remote_worker import free_ports
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -30,3 +32,16 @@ def _clusters(watch: Watch) -> None:
 def _nothing_left(watch: Watch) -> Iterator[None]:
     with nothing_left(watch):
         yield
+
+
+@pytest.fixture
+def port() -> int:
+    """Of a front end that workers come to by themselves."""
+    return free_ports(1)[0]
+
+
+@pytest.fixture
+def stack(_nothing_left: None) -> Iterator[ExitStack]:
+    """What a scenario opens is closed before anybody looks for what it has left."""
+    with ExitStack() as stack:
+        yield stack

@@ -3,7 +3,6 @@ after another dies, and no byte differs.
 """
 
 import signal
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -16,7 +15,7 @@ import pytest
 from chaos.test_faults import booted, num_ready, settle
 from chaos.test_workers import answers, requests, tiny_config, undisturbed, wait_until
 from headrace.core.config.schema import Config, SchedulerConfig
-from support.remote_worker import free_ports, listening, remote_worker
+from support.remote_worker import listening, remote_worker
 from support.tiny_model import BLOCK_BYTES
 
 if TYPE_CHECKING:
@@ -38,11 +37,6 @@ NUM_BLOCKS = {"prefill": 48, "decode": 300, "mixed": 64}
 
 
 @pytest.fixture
-def port() -> int:
-    return free_ports(1)[0]
-
-
-@pytest.fixture
 def config(tmp_path: Path, port: int) -> Config:
     cluster = listening(
         tmp_path,
@@ -53,12 +47,6 @@ def config(tmp_path: Path, port: int) -> Config:
     config = replace(tiny_config(tmp_path), cluster=cluster)
     router = replace(config.router, policy="kv")
     return replace(config, router=router, scheduler=SchedulerConfig(step_tokens=16))
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +19,7 @@ from headrace.cluster.wire import PROTOCOL
 from headrace.core.base.types import NS_PER_S, Ns
 from headrace.core.config.schema import Config
 from support.http_server import running_server
-from support.remote_worker import free_ports, listening, remote_worker
+from support.remote_worker import listening, remote_worker
 
 pytest.importorskip("headrace.ops.native._native")
 pytestmark = pytest.mark.timeout(120)
@@ -113,11 +112,6 @@ remote.Hello = Hello
 
 
 @pytest.fixture
-def port() -> int:
-    return free_ports(1)[0]
-
-
-@pytest.fixture
 def config(tmp_path: Path, port: int) -> Config:
     cluster = listening(
         tmp_path,
@@ -126,12 +120,6 @@ def config(tmp_path: Path, port: int) -> Config:
         handoff="always",
     )
     return replace(tiny_config(tmp_path), cluster=cluster)
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
 
 
 def booted(config: Config, stack: ExitStack, *, num_workers: int) -> BootedCluster:

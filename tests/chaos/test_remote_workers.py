@@ -14,15 +14,10 @@ from chaos.test_workers import answers, requests, tiny_config, undisturbed, wait
 from headrace.adapters.handshake import greeting
 from headrace.cluster.boot import BootedCluster, boot_cluster
 from headrace.core.config.schema import Config
-from support.remote_worker import free_ports, listening, remote_worker
+from support.remote_worker import listening, remote_worker
 
 pytest.importorskip("headrace.ops.native._native")
 pytestmark = pytest.mark.timeout(120)
-
-
-@pytest.fixture
-def port() -> int:
-    return free_ports(1)[0]
 
 
 @pytest.fixture

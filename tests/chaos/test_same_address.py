@@ -4,7 +4,6 @@ address (F06): the copy finds that it is another one, and what it would have bro
 
 import socket
 import threading
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -74,12 +73,6 @@ def config(tmp_path: Path, ports: list[int]) -> Config:
     return replace(
         tiny_config(tmp_path), cluster=cluster, scheduler=SchedulerConfig(step_tokens=16)
     )
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
 
 
 @pytest.mark.parametrize("moment", [BEFORE_THE_HAND_SHAKE, BEFORE_THE_COPY])

@@ -9,7 +9,6 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +23,7 @@ from headrace.cluster.boot import BootedCluster, boot_cluster
 from headrace.core.config.schema import Config, SchedulerConfig
 from headrace.live.generate import GenerateRequest
 from support.lag import Lag, measured_lag
-from support.remote_worker import free_ports, listening, remote_worker
+from support.remote_worker import listening, remote_worker
 
 pytest.importorskip("headrace.ops.native._native")
 pytestmark = pytest.mark.timeout(120)
@@ -117,11 +116,6 @@ MOMENTS = [
 
 
 @pytest.fixture
-def port() -> int:
-    return free_ports(1)[0]
-
-
-@pytest.fixture
 def config(tmp_path: Path, port: int) -> Config:
     cluster = listening(
         tmp_path,
@@ -133,12 +127,6 @@ def config(tmp_path: Path, port: int) -> Config:
     return replace(
         tiny_config(tmp_path), cluster=cluster, scheduler=SchedulerConfig(step_tokens=16)
     )
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
 
 
 def asked() -> list[GenerateRequest]:

@@ -4,7 +4,6 @@ they have to do (F13): it costs hits and turns, and no byte.
 
 import os
 import signal
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from headrace.cluster.boot import BootedCluster, boot_cluster
 from headrace.core.config.schema import Config
 from headrace.core.router.decision import Decision
 from headrace.live.generate import GenerateRequest
-from support.remote_worker import free_ports, listening, remote_worker
+from support.remote_worker import listening, remote_worker
 from support.tiny_model import BLOCK_BYTES
 
 pytest.importorskip("headrace.ops.native._native")
@@ -94,11 +93,6 @@ NUM_ROUNDS = 12
 
 
 @pytest.fixture
-def port() -> int:
-    return free_ports(1)[0]
-
-
-@pytest.fixture
 def config(tmp_path: Path, port: int) -> Config:
     config = tiny_config(tmp_path)
     return replace(
@@ -106,12 +100,6 @@ def config(tmp_path: Path, port: int) -> Config:
         cluster=listening(tmp_path, port, silence_timeout_s=5.0, canary=False),
         router=replace(config.router, policy="kv"),
     )
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
 
 
 def booted(config: Config, stack: ExitStack) -> BootedCluster:
