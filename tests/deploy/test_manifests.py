@@ -1,9 +1,10 @@
 """The chart as Helm renders it, and every manifest against Kubernetes' own schemas.
 
 Needs `pip install -e '.[deploy]'` (Helm as a library, and the schemas); no cluster, no network. The
-schemas of KubeRay's own resources are in no package: of a RayCluster only its pods are checked.
+schema of a RayCluster is in no package: RAY_CLUSTER says the fields of it that are used here.
 """
 
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,61 @@ pytestmark = pytest.mark.slow
 
 helm = pytest.importorskip("helm_python", reason="needs the extra [deploy]")
 kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="needs the extra [deploy]")
+jsonschema = pytest.importorskip("jsonschema", reason="needs the extra [deploy]")
 yaml = pytest.importorskip("yaml", reason="needs the extra [deploy]")
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 CHART = DEPLOY / "helm/headrace"
 REMARK = 1  # of Helm's severities
 VERSIONS = ("1.25", "1.31", "1.37")  # the oldest that the chart takes, and later ones
+
+# Names, types and what is required are those of ray-operator/apis/ray/v1/raycluster_types.go of
+# KubeRay. A field that is used for the first time is looked up there.
+_COUNT = {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}
+_GROUP = {
+    # Words of `ray start`, so all of them are texts.
+    "rayStartParams": {"type": "object", "additionalProperties": {"type": "string"}},
+    "template": {"type": "object"},  # of pods, for which Kubernetes has a schema
+}
+_WORKERS = _GROUP | {
+    "groupName": {"type": "string", "minLength": 1},
+    "replicas": _COUNT,
+    "minReplicas": _COUNT,
+    "maxReplicas": _COUNT,
+}
+
+
+def _exactly(properties: dict[str, Any], *required: str) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(required),
+        "additionalProperties": False,
+    }
+
+
+RAY_CLUSTER = _exactly(
+    {
+        "apiVersion": {"const": "ray.io/v1"},
+        "kind": {"const": "RayCluster"},
+        "metadata": {"type": "object", "required": ["name"]},  # Kubernetes' own
+        "spec": _exactly(
+            {
+                "rayVersion": {"type": "string"},
+                "headGroupSpec": _exactly(_GROUP, *_GROUP),
+                "workerGroupSpecs": {
+                    "type": "array",
+                    "items": _exactly(_WORKERS, *_GROUP, "groupName", "minReplicas", "maxReplicas"),
+                },
+            },
+            "headGroupSpec",
+        ),
+    },
+    "apiVersion",
+    "kind",
+    "metadata",
+    "spec",
+)
 
 Manifest = dict[str, Any]
 
@@ -163,12 +213,43 @@ def test_whoever_speaks_to_ray_has_its_token() -> None:
         assert secret == {"name": "headrace-ray", "key": "auth_token"}
 
 
+def test_the_ray_cluster_is_what_kuberay_takes() -> None:
+    cluster, _, _ = ray_cluster()
+    jsonschema.validate(cluster, RAY_CLUSTER)
+    for group in cluster["spec"]["workerGroupSpecs"]:
+        assert group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
+
+
+@pytest.mark.parametrize(
+    ("place", "field", "value"),
+    [
+        ("cluster", "apiVersion", "ray.io/v1alpha1"),
+        ("spec", "rayVersion", 2.6),
+        ("spec", "workerGroupSpec", []),
+        ("head", "replicas", 1),
+        ("head", "rayStartParams", {"num-cpus": 0}),
+        ("workers", "minReplicas", "1"),
+        ("workers", "maxReplicas", None),
+        ("workers", "rayStartParam", {}),
+    ],
+)
+def test_a_fault_in_the_ray_cluster_is_found(place: str, field: str, value: object) -> None:
+    cluster = deepcopy(ray_cluster()[0])
+    spec = cluster["spec"]
+    places = {
+        "cluster": cluster,
+        "spec": spec,
+        "head": spec["headGroupSpec"],
+        "workers": spec["workerGroupSpecs"][0],
+    }
+    places[place][field] = value
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(cluster, RAY_CLUSTER)
+
+
 def test_the_pods_of_the_ray_cluster_are_what_kubernetes_takes() -> None:
-    cluster, groups, service = ray_cluster()
-    assert (cluster["apiVersion"], cluster["kind"]) == ("ray.io/v1", "RayCluster")
+    _, groups, service = ray_cluster()
     for group in groups:
-        # rayStartParams are words of `ray start`, so all of them are texts.
-        assert all(isinstance(value, str) for value in group["rayStartParams"].values())
         pod = {"apiVersion": "v1", "kind": "Pod"} | group["template"]
         for version in VERSIONS:
             kubernetes_validate.validate(pod, version, strict=True)
