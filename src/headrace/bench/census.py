@@ -66,8 +66,15 @@ class KnowingBackend:
         return self.backend.compile(forward, kv, max_tokens, kv_file)
 
 
+def products_each(type_: WeightType, backend: NativeBackend) -> int:
+    """Products of that kind for each weight and row: of inputs of twelve bits, three."""
+    return 3 if backend.int12 and type_.value.startswith("q4") else 1
+
+
 def product_of(type_: WeightType, backend: NativeBackend) -> str:
     """The kind of product, as in Limits, by which `backend` multiplies weights of this type."""
+    if products_each(type_, backend) > 1:
+        return "int8"
     if type_ not in _FLOATS and backend.int8:
         return "int4" if type_.value.startswith("q4") else "int8"
     has_bf16 = backend.bf16 and backend.bf16_products != "fma"
@@ -129,7 +136,7 @@ class Census:
             rows = cell.num_seqs if is_late else cell.num_step_tokens
             weight = linear.weight
             kind = product_of(weight.type, backend)
-            count = 2 * rows * weight.rows * weight.cols
+            count = 2 * rows * weight.rows * weight.cols * products_each(weight.type, backend)
             operations[kind] = operations.get(kind, 0) + count
         kv_bytes = 0
         for attention in self.attentions:

@@ -18,7 +18,7 @@ from headrace.models.load import LoadedModel, load_model
 from headrace.ops.interface import KvLayout
 from headrace.ops.native.backend import NativeBackend
 
-ACTIVATIONS = ("f32", "int8")
+_EXACT = "f32"
 # Parts of the time that a run may take.
 _LIMITS, _STEPS, _OPERATIONS = 0.1, 0.7, 0.2
 _MAX_KV_SHARE = 0.5  # of the memory that is there
@@ -120,7 +120,7 @@ class _Bench:
     ) -> list[Timed]:
         rows = []
         for operation in self.operations:
-            if operation.is_rounded or activations == ACTIVATIONS[0]:
+            if operation.is_rounded or activations == _EXACT:
                 rows += self.timed(operation.name, activations, operation.prepare(backend), time)
         return rows
 
@@ -141,8 +141,9 @@ def measure_kernels(
     """Of a model file, folder or hub id ("" = the default model), in about `seconds` after loading.
     ConfigError as for loading it.
     """
-    backends = {name: NativeBackend(threads, isa, name) for name in ACTIVATIONS}
-    first = backends[ACTIVATIONS[0]]
+    first = NativeBackend(threads, isa, _EXACT)
+    rounded = ("int12", "int8") if first.bf16_products == "tiles" else ("int8",)
+    backends = {_EXACT: first, **{name: NativeBackend(threads, isa, name) for name in rounded}}
     book = KnowingBackend(first)
     loaded = load_model(resolve_model(model), book)
     try:
@@ -151,7 +152,7 @@ def measure_kernels(
         time = Allowance(_STEPS * seconds, len(bench.cells) * len(backends))
         steps = [t for name, each in backends.items() for t in bench.time_steps(each, name, time)]
         num_rounded = sum(operation.is_rounded for operation in bench.operations)
-        time = Allowance(_OPERATIONS * seconds, len(bench.operations) + num_rounded)
+        time = Allowance(_OPERATIONS * seconds, len(bench.operations) + len(rounded) * num_rounded)
         operations = [
             t for name, each in backends.items() for t in bench.time_operations(each, name, time)
         ]

@@ -20,7 +20,7 @@ from headrace.ops.interface import KvLayout, KvType, Program, RowRequest, StepBa
 TEXTS = ("tests/golden/data/alice.txt", "LICENSE")
 """Prose and a licence, of a checkout: texts that do not change."""
 
-ACTIVATIONS = ("f32", "int8")
+ACTIVATIONS = ("f32", "int12", "int8")
 _CHUNK_TOKENS = 256
 
 

@@ -26,7 +26,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_each_arithmetic_is_compared_with_the_exact_one(model: Path) -> None:
     measured = list(measure_precision(model, [SHORT, LONG]))
     assert [(one.activations, one.kv_dtype) for one in measured] == [
-        (activations, kv) for activations in ("f32", "int8") for kv in ("bf16", "int8", "fp8")
+        (activations, kv)
+        for activations in ("f32", "int12", "int8")
+        for kv in ("bf16", "int8", "fp8")
     ]
     first, *others = measured
     assert (first.change, first.change_error) == (0, 0)
@@ -34,7 +36,7 @@ def test_each_arithmetic_is_compared_with_the_exact_one(model: Path) -> None:
         assert one.perplexity == pytest.approx(first.perplexity * (1 + one.change), rel=1e-9)
         assert 0 < one.change_error < 1
         assert one.num_tokens == first.num_tokens
-    assert precision_table(measured).row_count == 6
+    assert precision_table(measured).row_count == 9
 
 
 def test_the_perplexity_is_that_of_the_texts(model: Path) -> None:

@@ -62,8 +62,12 @@ def resolve(config: Config, machine: MachineFacts, model: ModelFacts | None = No
     fill("scheduler.chunk_tokens", config.scheduler.step_tokens, "scheduler.step_tokens")
     if config.device.backend == "native" and machine.isas:
         fill("device.isa", machine.isas[0], "the fastest that this CPU and build have")
-        fill("device.activations", "int8", "the fastest for every type of weights")
-        if values["device.isa"] == "amx" and values["device.activations"] != "f32":
+        has_tiles = values["device.isa"] == "amx"
+        if has_tiles:
+            fill("device.activations", "int12", "the fastest with AMX for all but a few rows")
+        else:
+            fill("device.activations", "int8", "the fastest for every type of weights")
+        if has_tiles and values["device.activations"] != "f32":
             fill("device.attention", "bf16", "the fastest with AMX")
         else:
             fill("device.attention", "f32", "exact, where bf16 is not faster")

@@ -45,7 +45,7 @@ class DeviceConfig:
     activations: str = setting(
         "auto",
         "least precision that linear layers may round their inputs to",
-        choices=("auto", "f32", "bf16", "int8"),
+        choices=("auto", "f32", "bf16", "int12", "int8"),
     )
     attention: str = setting(
         "auto",

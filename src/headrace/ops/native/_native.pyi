@@ -100,6 +100,7 @@ class Program:
         isa: str,
         bf16: bool,
         int8: bool,
+        int12: bool,
         attention: bool,
         num_layers: int,
         num_kv_heads: int,

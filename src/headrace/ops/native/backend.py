@@ -3,12 +3,15 @@
 The arithmetic is fixed: each output of `linear` is one chain of fused multiply-adds over the
 inputs in order, with weights dequantised exactly as their format says, and attention walks the
 blocks of a sequence in order. So results depend neither on the rows computed together nor on
-threads or instruction set. `activations` allows two faster ways, each as independent of
+threads or instruction set. `activations` allows three faster ways, each as independent of
 rows and threads:
 
 - "int8": inputs of quantised weights are rounded in blocks of 32 to 255 levels; the products of a
   block add up as integers and the blocks in one chain, so every instruction set gives the same
   bits. (The scheme of llama.cpp's Q8_0 and Q8_1 activations.)
+- "int12": inputs of weights of four bits are rounded to 4,065 levels for a row, and the weights'
+  scales to whole numbers for an output, so that all products of a row and an output add up as
+  integers (docs/adr/0032). Those of other quantised weights are as in "int8".
 - "bf16": inputs of BF16 weights are rounded to bf16, and each 32 of them add up in two chains, of
   the even and of the odd inputs, as the tiles of AMX do it; every instruction set gives the same
   bits but for AVX-512 without AMX, whose dot product of bf16 has bits of its own.
@@ -74,9 +77,10 @@ class NativeBackend:
 
     `isa` is one of `usable_isas()` or "auto". `activations` is the least precision that inputs of
     linear layers may be rounded to: "f32" rounds nothing, "bf16" those of BF16 weights, "int8"
-    (also "auto") to int8 those of quantised weights, and those of BF16 weights where `isa` has
-    products of bf16. `attention` multiplies in "f32" or "bf16"; "auto" is bf16 where `isa` has
-    tiles and activations may be rounded. Raises ConfigError for what this machine cannot do.
+    and "int12" those of quantised weights, and those of BF16 weights where `isa` has products of
+    bf16; "auto" is "int12" where `isa` has tiles, and else "int8". `attention` multiplies in "f32"
+    or "bf16"; "auto" is bf16 where `isa` has tiles and activations may be rounded. Raises
+    ConfigError for what this machine cannot do.
     """
 
     name = "native"
@@ -92,9 +96,9 @@ class NativeBackend:
         usable = _native.usable_isas()
         if isa != "auto" and isa not in usable:
             raise ConfigError("unusable instruction set", isa=isa, usable=", ".join(usable))
-        if activations not in ("auto", "f32", "bf16", "int8"):
+        if activations not in ("auto", "f32", "bf16", "int12", "int8"):
             raise ConfigError(
-                "activations must be auto, f32, bf16 or int8", activations=activations
+                "activations must be auto, f32, bf16, int12 or int8", activations=activations
             )
         if attention not in ("auto", "f32", "bf16"):
             raise ConfigError("attention must be auto, f32 or bf16", attention=attention)
@@ -102,9 +106,12 @@ class NativeBackend:
             raise ConfigError("threads must be in 0..1024", threads=threads)
         self.isa = _native.fastest_isa() if isa == "auto" else isa
         self.bf16_products = _native.bf16_products(self.isa)  # "fma", "dot" or "tiles"
+        if activations == "auto":
+            activations = "int12" if self.bf16_products == "tiles" else "int8"
         may_round = activations != "f32"
         self.bf16 = activations == "bf16" or (may_round and self.bf16_products != "fma")
-        self.int8 = activations in ("int8", "auto")
+        self.int12 = activations == "int12"
+        self.int8 = activations in ("int8", "int12")
         if attention == "auto":
             attention = "bf16" if may_round and self.bf16_products == "tiles" else "f32"
         self.attention_bf16 = attention == "bf16"
@@ -114,7 +121,7 @@ class NativeBackend:
     @property
     def arithmetic(self) -> str:
         """Neither threads nor the instruction set change a bit, but for VDPBF16PS."""
-        words = "native" + " int8" * self.int8
+        words = "native" + (" int12" if self.int12 else " int8" * self.int8)
         if self.bf16:
             words += " bf16-dot" if self.bf16_products == "dot" else " bf16"
         return words + " attention-bf16" * self.attention_bf16
@@ -150,6 +157,7 @@ class NativeBackend:
                 self.isa,
                 self.bf16,
                 self.int8,
+                self.int12,
                 self.attention_bf16,
                 kv.num_layers,
                 kv.num_kv_heads,

@@ -57,13 +57,21 @@ def test_what_was_asked_stays() -> None:
     assert resolution.kv.num_full_seqs == 4
 
 
-@pytest.mark.parametrize(("activations", "attention"), [("auto", "bf16"), ("f32", "f32")])
-def test_tiles_multiply_in_attention_where_rounding_is_allowed(
-    activations: str, attention: str
+@pytest.mark.parametrize(
+    ("asked", "resolved"),
+    [
+        ("auto", ("int12", "bf16")),
+        ("int8", ("int8", "bf16")),
+        ("bf16", ("bf16", "bf16")),
+        ("f32", ("f32", "f32")),
+    ],
+)
+def test_tiles_round_as_is_fastest_with_them_where_that_is_allowed(
+    asked: str, resolved: tuple[str, str]
 ) -> None:
     machine = replace(MACHINE, isas=("amx", "avx512", "avx2", "portable"))
-    asked = from_settings({"activations": activations})
-    assert resolve(asked, machine, MODEL).config.device.attention == attention
+    device = resolve(from_settings({"activations": asked}), machine, MODEL).config.device
+    assert (device.activations, device.attention) == resolved
 
 
 @pytest.mark.parametrize(

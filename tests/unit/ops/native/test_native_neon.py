@@ -40,7 +40,9 @@ def test_neon_gives_the_bits_of_every_other_instruction_set(tmp_path: Path) -> N
     """A forward pass over every weight type, with all types of activations and of KV."""
     here = run(tmp_path / "here", "g++", "avx2", AVX2, [])
     there = run(tmp_path / "there", CROSS, "neon", NEON, [EMULATOR])
-    precisions = [f"{a}+{kv}" for a in ("f32", "bf16", "int8") for kv in ("bf16", "int8", "fp8")]
+    precisions = [
+        f"{a}+{kv}" for a in ("f32", "bf16", "int12", "int8") for kv in ("bf16", "int8", "fp8")
+    ]
     assert {f"{isa} {one}" for isa in ("portable", "neon") for one in precisions} == there.keys()
     assert {f"portable {one}" for one in precisions} <= here.keys()
     for precision in precisions:

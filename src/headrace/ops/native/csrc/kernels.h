@@ -67,6 +67,7 @@ constexpr int weight_bits(WeightType type) {
   }
   return 0;
 }
+constexpr bool has_four_bits(WeightType type) { return weight_bits(type) == 4; }
 constexpr int record_inputs(WeightType type) {
   return !is_quantised(type) ? 8 : type < WeightType::q4_g128 ? 32 : type < WeightType::q4_k ? 128 : 256;
 }
@@ -114,6 +115,17 @@ struct QuantBlock {
   int16_t negated_halves[2];  // minus the totals of inputs 0-15 and 16-31
 };
 
+// Inputs as whole numbers of 12 bits are 16 * high + low, of high in -127..127 and low in -8..7. Rows are two rows of
+// QuantBlock each, of which only the integers count: those of high, then those of low. In tiles of 16 rows, the high ones
+// of 64 inputs of all rows are followed by the low ones, each in the order of the quads, with zeros behind the last input.
+inline constexpr int kInt12Inputs = 64;
+constexpr size_t int12_row_bytes(int num_inputs, bool in_tile) {
+  if (in_tile) return static_cast<size_t>((num_inputs + kInt12Inputs - 1) / kInt12Inputs * 2 * kInt12Inputs);
+  return static_cast<size_t>(num_inputs / 32 * 2) * sizeof(QuantBlock);
+}
+// Sums of products of as many inputs fit 32 bits.
+inline constexpr int kMostInt12Inputs = 1 << 16;
+
 // Some rows times some panels of one weight: out[r][n] = chain over k of fma(w[n][k], x[r][k], acc), acc = 0 at first,
 // then + bias[n] where given.
 struct LinearSpan {
@@ -129,6 +141,9 @@ struct LinearSpan {
   const float* x;
   const std::byte* x_bf16;   // rows as to_bf16 gives them (linear_bf16 only)
   const QuantBlock* x_int8;  // rows in blocks (linear_int8 only), x_stride of them; or tiles of rows, see `rows_in_tiles`
+  const std::byte* x_int12;  // linear_int12 only: rows, or from some number on tiles of rows
+  const float* x_scales;     // and what each row's whole numbers are worth
+  const float* bounds;       // of the first panel's outputs, see weight_bounds
   size_t x_stride;
   int rows;
   float* out;
@@ -205,8 +220,18 @@ struct Kernels {
   // block, products of theirs exact. In q6_k, dot is the sum of both halves' integers, each times its factor. Offsets are
   // part of dot.
   void (*linear_int8)(const LinearSpan&);
+  // Weights of four bits times inputs as whole numbers. Weights are such numbers as well, s * (q - 8) + c, where s and c are
+  // the scale, and what the weight is at q = 8, in units of their output, bound / 2000, to nearest even. (Of a negative
+  // scale, 15 - q counts as q.) With s = 16 * s1 + s0 and c = 16 * c1 + c0, of s0 in 0..15 and c0 in -8..7, a weight is
+  // 16 * high + low, where high = s1 * (q - 8) + c1. fma(highs, 16, middle) * (16 * unit * scale), where highs is the integer
+  // sum of high * x.high, and middle that of low * x.high + high * x.low; then the bias. low * x.low is left out.
+  void (*linear_int12)(const LinearSpan&);
+  // What the 16 outputs of a panel have no greater weight than.
+  void (*weight_bounds)(WeightType, const std::byte* panel, int num_inputs, float* out);
   void (*to_bf16)(const float* x, int n, std::byte* out);  // with zeros up to whole stretches
   void (*to_int8)(const float* x, int n, QuantBlock* out, int step);  // n is a multiple of 32; blocks are `step` apart
+  // One row, alone or in a tile of 16, and its scale; n is a multiple of 32.
+  void (*to_int12)(const float* x, int n, bool in_tile, std::byte* out, float* scale);
   void (*weight_row)(WeightType, const std::byte* panel, int lane, int num_inputs, float* out);
   void (*add)(const float* x, const float* y, int n, float* out);
   // out = norm(x), or, where y is given, sum = x + y and out = norm(sum).
@@ -227,6 +252,7 @@ struct Kernels {
   int rows_in_bf16 = kAttentionRows;  // of a tile that `attend` takes at most where it multiplies in bf16
   // From so many rows on, linear_int8 takes them in tiles of 16: block by block, that of one row beside that of the next.
   int rows_in_tiles = 1 << 30;
+  int rows_in_int16_tiles = 1 << 30;  // the same for linear_int12
 };
 
 const Kernels* portable_kernels();

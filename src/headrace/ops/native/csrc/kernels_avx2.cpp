@@ -1,4 +1,6 @@
 #define HEADRACE_ISA avx2
+#include <type_traits>
+
 #include "kernels.h"
 #include "simd_avx2.h"
 #include "kernels_maps.inl"
@@ -7,6 +9,8 @@
 #include "kernels_blocks.inl"
 #include "kernels_linear.inl"
 #include "kernels_int8.inl"
+#include "kernels_scales.inl"
+#include "kernels_int12.inl"
 #include "kernels_rows.inl"
 #include "kernels_bf16.inl"
 #include "kernels_kv.inl"
@@ -18,7 +22,7 @@ namespace headrace {
 
 const Kernels* avx2_kernels() {
   using namespace avx2;
-  static constexpr Kernels kernels{"avx2",    linear,   linear_bf16, "fma", kBf16Bytes, linear_int8, to_bf16, to_int8, weight_row,     add_row,
+  static constexpr Kernels kernels{"avx2",    linear,   linear_bf16, "fma", kBf16Bytes, linear_int8, linear_int12, weight_bounds, to_bf16, to_int8, to_int12, weight_row,     add_row,
                                    rms_norm, silu_mul, rope_row, attend,      merge_segments, max_row, exp_row,
                                    sum_exp_row, divide_row, find_row};
   return &kernels;

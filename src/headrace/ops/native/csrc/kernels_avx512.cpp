@@ -1,4 +1,6 @@
 #define HEADRACE_ISA avx512
+#include <type_traits>
+
 #include "kernels.h"
 #include "simd_avx512.h"
 #include "kernels_maps.inl"
@@ -7,6 +9,8 @@
 #include "kernels_blocks.inl"
 #include "kernels_linear.inl"
 #include "kernels_int8.inl"
+#include "kernels_scales.inl"
+#include "kernels_int12.inl"
 #include "kernels_rows.inl"
 #include "kernels_kv.inl"
 #include "kernels_products.inl"
@@ -68,7 +72,7 @@ void linear_bf16(const LinearSpan& s) {
 
 const Kernels* avx512_kernels() {
   using namespace avx512;
-  static constexpr Kernels kernels{"avx512",    linear,   linear_bf16, "dot", kBf16Bytes, linear_int8, to_bf16, to_int8, weight_row,     add_row,
+  static constexpr Kernels kernels{"avx512",    linear,   linear_bf16, "dot", kBf16Bytes, linear_int8, linear_int12, weight_bounds, to_bf16, to_int8, to_int12, weight_row,     add_row,
                                    rms_norm, silu_mul, rope_row, attend,      merge_segments, max_row, exp_row,
                                    sum_exp_row, divide_row, find_row};
   return &kernels;

@@ -96,6 +96,16 @@ HR_INLINE void int8_block(const std::byte* panel, int block, const QuantBlock* x
 // A lone row waits for memory, which gives more to several streams at once: it walks this many panels side by side.
 inline constexpr int kStreams = 4;
 
+// take(panel, streams) for all panels, in groups of nearly equal size.
+template <class Take>
+HR_INLINE void walk_streams(int num_panels, Take take) {
+  const int num_groups = (num_panels + kStreams - 1) / kStreams;
+  for (int g = 0, panel = 0, streams; g < num_groups; ++g, panel += streams) {
+    streams = (num_panels - panel) / (num_groups - g);
+    take(panel, streams);
+  }
+}
+
 // Lines of a block's memory that a tile fetches of each block that comes after its panels. All at once would be more than a
 // core can have under way, so the tiles of a panel share them.
 template <WeightType T>
@@ -152,15 +162,7 @@ HR_INLINE void int8_streams(const LinearSpan& s, int panel, int streams) {
 
 template <WeightType T>
 void int8_panels(const LinearSpan& s) {
-  if (s.rows == 1) {
-    const int num_groups = (s.num_panels + kStreams - 1) / kStreams;
-    for (int g = 0, panel = 0; g < num_groups; ++g) {
-      const int streams = (s.num_panels - panel) / (num_groups - g);
-      int8_streams<T>(s, panel, streams);
-      panel += streams;
-    }
-    return;
-  }
+  if (s.rows == 1) return walk_streams(s.num_panels, [&](int panel, int n) { int8_streams<T>(s, panel, n); });
   const int num_tiles = (s.rows + kInt8Rows - 1) / kInt8Rows;
   for (int panel = 0; panel < s.num_panels; ++panel)
     for (int t = 0, row = 0; t < num_tiles; ++t) {

@@ -355,13 +355,13 @@ NB_MODULE(_native, m) {
   nb::class_<Program>(m, "Program")
       .def(
           "__init__",
-          [](Program* self, ThreadPool& pool, const std::string& isa, bool bf16, bool int8, bool attention, int num_layers,
+          [](Program* self, ThreadPool& pool, const std::string& isa, bool bf16, bool int8, bool int12, bool attention, int num_layers,
              int num_kv_heads, int head_dim, int num_blocks, const std::string& kv, int max_tokens, int kv_fd,
              size_t kv_offset) {
             const KvShape shape{num_layers, num_kv_heads, head_dim, num_blocks, kv_type(kv)};
-            new (self) Program(pool, find_kernels(isa), {bf16, int8, attention}, shape, max_tokens, {kv_fd, kv_offset});
+            new (self) Program(pool, find_kernels(isa), {bf16, int8, int12, attention}, shape, max_tokens, {kv_fd, kv_offset});
           },
-          nb::keep_alive<1, 2>(), "pool"_a, "isa"_a, "bf16"_a, "int8"_a, "attention"_a, "num_layers"_a, "num_kv_heads"_a,
+          nb::keep_alive<1, 2>(), "pool"_a, "isa"_a, "bf16"_a, "int8"_a, "int12"_a, "attention"_a, "num_layers"_a, "num_kv_heads"_a,
           "head_dim"_a, "num_blocks"_a, "kv"_a, "max_tokens"_a, "kv_fd"_a = -1, "kv_offset"_a = 0)
       .def("embed", &Program::embed, nb::keep_alive<1, 2>(), "table"_a)
       .def("rms_norm", &Program::rms_norm, "x"_a, "weight"_a, "eps"_a)

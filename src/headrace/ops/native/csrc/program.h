@@ -67,6 +67,7 @@ struct Step {
 struct Rounding {
   bool bf16;  // for bf16 weights
   bool int8;  // for quantised weights
+  bool int12;  // for those of four bits, instead of int8
   bool attention;  // queries, and weights of values, to bf16
 };
 
@@ -105,6 +106,7 @@ class Program {
     const Weight* weight;
     int column;  // its first output column
     std::vector<float> bias;
+    std::vector<float> bounds;  // of its outputs, for inputs in int12
   };
 
   struct Op {
@@ -117,6 +119,7 @@ class Program {
     int next = -1;            // linear: the next one of the program
     bool to_int8 = false;     // a row operation: its rows are also rounded for the linear operation after it
     bool from_int8 = false;   // linear: the operation before it has done that
+    bool to_int12 = false, from_int12 = false;  // the same for inputs in int12
     int quantised = 0;        // linear: which of two buffers has its rows in int8
     bool is_gated = false;    // linear: its result is silu of the first half of its outputs times the second half
     bool only_int8 = false;   // gated: nobody reads its result in float32
@@ -168,6 +171,17 @@ class Program {
     kernels_.to_int8(x, count, out.first + first / 32 * out.step, out.step);
   }
 
+  bool in_int16_tiles(int num_rows) const { return num_rows >= kernels_.rows_in_int16_tiles; }
+  std::byte* int12_row(int width, int row, int num_rows) const {
+    const bool in_tile = in_int16_tiles(num_rows);
+    const int nth = in_tile ? row % kLanes : 0;
+    return whole_.data() + static_cast<size_t>(row - nth) * int12_row_bytes(width, in_tile) + nth * kInt12Inputs;
+  }
+  float* int12_scales() const { return reinterpret_cast<float*>(scales_.data()); }
+  void round_to_int12(int width, int row, int num_rows, const float* x) const {
+    kernels_.to_int12(x, width, in_int16_tiles(num_rows), int12_row(width, row, num_rows), int12_scales() + row);
+  }
+
   void select_early();
   std::vector<int> count_readers() const;
   bool can_gate(const Op& linear, const Op& silu_mul) const;
@@ -198,7 +212,11 @@ class Program {
   static Ahead panels_at(const Op& op, int panel);
   Ahead after_piece(const Op& op, const Split& split, int nth) const;
   bool in_bf16(const Part& part) const { return rounding_.bf16 && part.weight->type() == WeightType::bf16; }
-  bool in_int8(const Part& part) const { return rounding_.int8 && is_quantised(part.weight->type()); }
+  bool in_int12(const Part& part) const { return rounding_.int12 && has_four_bits(part.weight->type()) && part.weight->cols() <= kMostInt12Inputs; }
+  bool in_int8(const Part& part) const {
+    return rounding_.int8 && is_quantised(part.weight->type()) && !in_int12(part);
+  }
+  std::vector<float> bounds_of(const Weight& weight) const;
 
   template <class Work>
   void for_rows(int rows, int64_t cost_per_row, Work work);
@@ -225,6 +243,7 @@ class Program {
   std::vector<RopeTable> ropes_;
   Pages rounded_;  // a linear operation's input in bf16
   std::array<Pages, 2> quantised_;  // in blocks of int8; a gated operation reads one and writes the other
+  Pages whole_, scales_;  // a linear operation's input in int12, and the scale of each row
   size_t widest_input_ = 0;
   int logits_ = -1;
   Step step_;

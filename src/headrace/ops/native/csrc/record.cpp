@@ -74,6 +74,14 @@ int Program::reorder(int x, const Weight& weight) {
   return ops_.back().out;
 }
 
+std::vector<float> Program::bounds_of(const Weight& weight) const {
+  std::vector<float> bounds(static_cast<size_t>(weight.num_panels() * kLanes));
+  pool_.run(weight.num_panels(), [&](int panel) {
+    kernels_.weight_bounds(weight.type(), weight.panel(panel), weight.cols(), bounds.data() + panel * kLanes);
+  });
+  return bounds;
+}
+
 // Weights with the same order of inputs are one operation; several write to one register.
 int Program::linear(int x, const std::vector<const Weight*>& weights, const std::vector<const Weight*>& biases) {
   const Register in = at(x);
@@ -85,7 +93,8 @@ int Program::linear(int x, const std::vector<const Weight*>& weights, const std:
   for (size_t i = 0; i < weights.size(); ++i) {
     const Weight& weight = *weights[i];
     if (weight.cols() != in.width) fail("linear of ", in.width, " columns got a weight of ", weight.cols(), " inputs");
-    Part part{&weight, width, {}};
+    Part part{&weight, width, {}, {}};
+    if (in_int12(part)) part.bounds = bounds_of(weight);
     if (const Weight* bias = biases.empty() ? nullptr : biases[i]) {
       if (bias->rows() != 1 || bias->cols() != weight.rows())
         fail("a weight of ", weight.rows(), " outputs got a bias of ", bias->rows(), " x ", bias->cols());
@@ -282,9 +291,12 @@ void Program::link_linears() {
     next = static_cast<int>(i);
     if (i == 0 || ops_[i - 1].out != op.x) continue;
     Op& before = ops_[i - 1];
-    const bool is_by_rows = before.is_gated || (before.kind != Kind::linear && before.kind != Kind::attention);
+    const bool has_whole_rows = before.kind != Kind::linear && before.kind != Kind::attention;
+    const bool is_by_rows = before.is_gated || has_whole_rows;
     const auto rounds = [&](const Part& p) { return in_int8(p); };
     before.to_int8 = op.from_int8 = is_by_rows && std::any_of(op.parts.begin(), op.parts.end(), rounds);
+    before.to_int12 = op.from_int12 =
+        has_whole_rows && std::any_of(op.parts.begin(), op.parts.end(), [&](const Part& p) { return in_int12(p); });
     before.only_int8 = before.to_int8 && readers[static_cast<size_t>(op.x)] == 1 && op.x != logits_ &&
                        std::all_of(op.parts.begin(), op.parts.end(), rounds);
   }
@@ -328,12 +340,17 @@ void Program::place_registers() {
   for (size_t bytes : sizes) buffers_.emplace_back(bytes);
   if (rounding_.bf16)
     rounded_ = Pages(rows * bf16_stride(static_cast<int>(widest_input_)) * static_cast<size_t>(kernels_.bf16_bytes));
+  if (rounding_.int12) {
+    const int width = static_cast<int>(widest_input_);
+    whole_ = Pages(padded(max_tokens_) * std::max(int12_row_bytes(width, false), int12_row_bytes(width, true)));
+    scales_ = Pages(padded(max_tokens_) * sizeof(float));
+  }
   if (rounding_.int8)
     for (Pages& pages : quantised_) pages = Pages(padded(max_tokens_) * (widest_input_ / 32) * sizeof(QuantBlock));
 }
 
 size_t Program::activation_bytes() const {
-  size_t bytes = rounded_.bytes();
+  size_t bytes = rounded_.bytes() + whole_.bytes() + scales_.bytes();
   for (const Pages& pages : quantised_) bytes += pages.bytes();
   for (const Pages& pages : buffers_) bytes += pages.bytes();
   for (const RopeTable& rope : ropes_) bytes += rope.angles.bytes();

@@ -100,6 +100,7 @@ void Program::for_rows_of(const Op& op, int64_t cost_per_row, Work work) {
   const int width = at(op.out).width;
   for_rows(rows_of(op.out), cost_per_row, [&](int r) {
     work(r);
+    if (op.to_int12) round_to_int12(width, r, rows_of(op.out), out.row(r));
     if (op.to_int8) round_to_int8(0, width, r, rows_of(op.out), out.row(r), 0, width);
   });
 }

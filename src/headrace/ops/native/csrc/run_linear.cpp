@@ -76,6 +76,8 @@ void Program::round_inputs(const Op& op, int rows) {
   const int inputs = at(op.x).width;
   if (std::any_of(op.parts.begin(), op.parts.end(), [&](const Part& p) { return in_bf16(p); }))
     for_rows(rows, inputs, [&](int r) { kernels_.to_bf16(x.row(r), inputs, bf16_row(inputs, r)); });
+  if (!op.from_int12 && std::any_of(op.parts.begin(), op.parts.end(), [&](const Part& p) { return in_int12(p); }))
+    for_rows(rows, inputs, [&](int r) { round_to_int12(inputs, r, rows, x.row(r)); });
   if (!op.from_int8 && std::any_of(op.parts.begin(), op.parts.end(), [&](const Part& p) { return in_int8(p); }))
     for_rows(rows, inputs, [&](int r) { round_to_int8(op.quantised, inputs, r, rows, x.row(r), 0, inputs); });
 }
@@ -92,7 +94,7 @@ void Program::multiply(const Op& op, const Rows& rows, int panel, int count, Ahe
     const Weight& w = *part.weight;
     num_panels = std::min(end - panel, w.num_panels() - place.panel);
     const int column = place.panel * kLanes;
-    const bool bf16 = in_bf16(part), int8 = in_int8(part);
+    const bool bf16 = in_bf16(part), int8 = in_int8(part), int12 = in_int12(part);
     const Ahead next = panel + num_panels == end ? after : panels_at(op, panel + num_panels);
     const LinearSpan span{
         .type = w.type(),
@@ -106,13 +108,16 @@ void Program::multiply(const Op& op, const Rows& rows, int panel, int count, Ahe
         .x = x.row(rows.first),
         .x_bf16 = bf16 ? bf16_row(inputs, rows.first) : nullptr,
         .x_int8 = int8 ? int8_row(op.quantised, inputs, rows.first, rows_of(op.x)).first : nullptr,
+        .x_int12 = int12 ? int12_row(inputs, rows.first, rows_of(op.x)) : nullptr,
+        .x_scales = int12 ? int12_scales() + rows.first : nullptr,
+        .bounds = int12 ? part.bounds.data() + column : nullptr,
         .x_stride = int8 ? static_cast<size_t>(inputs) / 32 : bf16 ? bf16_stride(inputs) : x.stride,
         .rows = rows.count,
         .out = out.data + (part.column + column - first_column),
         .out_stride = out.stride,
         .bias = part.bias.empty() ? nullptr : part.bias.data() + column,
     };
-    (int8 ? kernels_.linear_int8 : bf16 ? kernels_.linear_bf16 : kernels_.linear)(span);
+    (int12 ? kernels_.linear_int12 : int8 ? kernels_.linear_int8 : bf16 ? kernels_.linear_bf16 : kernels_.linear)(span);
   }
 }
 

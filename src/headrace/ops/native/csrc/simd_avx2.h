@@ -50,6 +50,7 @@ HR_INLINE I bit_and(I a, uint32_t mask) {
   const __m256i m = _mm256_set1_epi32(static_cast<int>(mask));
   return {_mm256_and_si256(a.lo, m), _mm256_and_si256(a.hi, m)};
 }
+HR_INLINE I bit_xor(I a, I b) { return {_mm256_xor_si256(a.lo, b.lo), _mm256_xor_si256(a.hi, b.hi)}; }
 HR_INLINE I bit_or(I a, I b) { return {_mm256_or_si256(a.lo, b.lo), _mm256_or_si256(a.hi, b.hi)}; }
 template <int N>
 HR_INLINE I shift_left(I a) {
@@ -68,6 +69,13 @@ HR_INLINE I load_pairs(const std::byte* p) {
           _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 16)))};
 }
 HR_INLINE I zero_int() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+HR_INLINE I set1_u32(uint32_t x) {
+  const __m256i v = _mm256_set1_epi32(static_cast<int>(x));
+  return {v, v};
+}
+HR_INLINE void store_quads(int8_t* p, I pairs) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_or_si256(pairs.lo, _mm256_slli_epi32(pairs.hi, 8)));
+}
 HR_INLINE I add_i32(I a, int b) {
   const __m256i v = _mm256_set1_epi32(b);
   return {_mm256_add_epi32(a.lo, v), _mm256_add_epi32(a.hi, v)};

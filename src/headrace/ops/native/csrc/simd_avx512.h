@@ -39,6 +39,7 @@ HR_INLINE I bit_and(I a, uint32_t mask) {
   return _mm512_and_si512(a, _mm512_set1_epi32(static_cast<int>(mask)));
 }
 HR_INLINE I bit_or(I a, I b) { return _mm512_or_si512(a, b); }
+HR_INLINE I bit_xor(I a, I b) { return _mm512_xor_si512(a, b); }
 template <int N>
 HR_INLINE I shift_left(I a) {
   return _mm512_slli_epi32(a, N);
@@ -55,6 +56,11 @@ HR_INLINE I load_pairs(const std::byte* p) {
   return _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
 HR_INLINE I zero_int() { return _mm512_setzero_si512(); }
+HR_INLINE I set1_u32(uint32_t x) { return _mm512_set1_epi32(static_cast<int>(x)); }
+HR_INLINE void store_quads(int8_t* p, I pairs) {
+  const __m256i odd = _mm256_slli_epi32(_mm512_extracti64x4_epi64(pairs, 1), 8);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_or_si256(_mm512_castsi512_si256(pairs), odd));
+}
 HR_INLINE I add_i32(I a, int b) { return _mm512_add_epi32(a, _mm512_set1_epi32(b)); }
 HR_INLINE I add_u32(I a, I b) { return _mm512_add_epi32(a, b); }
 HR_INLINE I max_u32(I a, I b) { return _mm512_max_epu32(a, b); }

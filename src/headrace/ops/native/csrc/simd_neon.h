@@ -78,6 +78,9 @@ HR_INLINE I bit_and(I x, uint32_t mask) {
   const uint32x4_t m = vdupq_n_u32(mask);
   return each(x, [m](uint32x4_t a) { return vandq_u32(a, m); });
 }
+HR_INLINE I bit_xor(I x, I y) {
+  return {veorq_u32(x.a, y.a), veorq_u32(x.b, y.b), veorq_u32(x.c, y.c), veorq_u32(x.d, y.d)};
+}
 HR_INLINE I bit_or(I x, I y) {
   return {vorrq_u32(x.a, y.a), vorrq_u32(x.b, y.b), vorrq_u32(x.c, y.c), vorrq_u32(x.d, y.d)};
 }
@@ -106,6 +109,10 @@ HR_INLINE I add_i32(I x, int b) {
 }
 HR_INLINE I add_u32(I x, I y) {
   return {vaddq_u32(x.a, y.a), vaddq_u32(x.b, y.b), vaddq_u32(x.c, y.c), vaddq_u32(x.d, y.d)};
+}
+HR_INLINE void store_quads(int8_t* p, I pairs) {
+  vst1q_u8(reinterpret_cast<uint8_t*>(p), vreinterpretq_u8_u32(vorrq_u32(pairs.a, vshlq_n_u32(pairs.c, 8))));
+  vst1q_u8(reinterpret_cast<uint8_t*>(p + 16), vreinterpretq_u8_u32(vorrq_u32(pairs.b, vshlq_n_u32(pairs.d, 8))));
 }
 HR_INLINE I max_u32(I x, I y) {
   return {vmaxq_u32(x.a, y.a), vmaxq_u32(x.b, y.b), vmaxq_u32(x.c, y.c), vmaxq_u32(x.d, y.d)};

@@ -75,6 +75,7 @@ HR_INLINE I load_u32(const uint32_t* p) {
 }
 HR_INLINE I bit_and(I a, uint32_t mask) { return a & mask; }
 HR_INLINE I bit_or(I a, I b) { return a | b; }
+HR_INLINE I bit_xor(I a, I b) { return a ^ b; }
 template <int N>
 HR_INLINE I shift_left(I a) {
   return a << N;
@@ -98,6 +99,14 @@ HR_INLINE I load_pairs(const std::byte* p) {  // lane i is two signed bytes, wid
   return x;
 }
 HR_INLINE I zero_int() { return I{}; }
+HR_INLINE I set1_u32(uint32_t x) { return I{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
+// Eight quads: bytes 0 and 2 are those of lanes 0 to 7, bytes 1 and 3 those of the lanes after them. Other bytes are zero.
+HR_INLINE void store_quads(int8_t* p, I pairs) {
+  for (int i = 0; i < 8; ++i) {
+    const uint32_t quad = pairs[i] | pairs[i + 8] << 8;
+    std::memcpy(p + 4 * i, &quad, sizeof quad);
+  }
+}
 HR_INLINE I add_i32(I a, int b) { return a + static_cast<uint32_t>(b); }
 HR_INLINE I add_u32(I a, I b) { return a + b; }
 HR_INLINE I max_u32(I a, I b) { return a > b ? a : b; }

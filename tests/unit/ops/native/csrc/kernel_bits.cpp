@@ -112,8 +112,9 @@ uint64_t hash_of(const Kernels& kernels, Rounding rounding, KvType kv) {
 int main() {
   for (const Kernels* kernels : usable_kernels())
     for (const std::string kv : {"bf16", "int8", "fp8"})
-      for (const std::string activations : {"f32", "bf16", "int8"}) {
-        const Rounding rounding{activations != "f32", activations == "int8", activations != "f32"};
+      for (const std::string activations : {"f32", "bf16", "int12", "int8"}) {
+        const bool int12 = activations == "int12", exact = activations == "f32";
+        const Rounding rounding{.bf16 = !exact, .int8 = int12 || activations == "int8", .int12 = int12, .attention = !exact};
         std::printf("%s %s+%s %016llx\n", kernels->name, activations.c_str(), kv.c_str(),
                     static_cast<unsigned long long>(hash_of(*kernels, rounding, kv_type(kv))));
       }
