@@ -63,10 +63,10 @@ def resolve(config: Config, machine: MachineFacts, model: ModelFacts | None = No
     if config.device.backend == "native" and machine.isas:
         fill("device.isa", machine.isas[0], "the fastest that this CPU and build have")
         has_tiles = values["device.isa"] == "amx"
+        activations, reason = "int8", "the fastest for every type of weights"
         if has_tiles:
-            fill("device.activations", "int12", "the fastest with AMX for all but a few rows")
-        else:
-            fill("device.activations", "int8", "the fastest for every type of weights")
+            activations, reason = "int12", "the fastest with AMX"
+        fill("device.activations", activations, reason)
         if has_tiles and values["device.activations"] != "f32":
             fill("device.attention", "bf16", "the fastest with AMX")
         else:

@@ -200,14 +200,16 @@ def test_the_pool_is_as_large_as_the_layout_says(kv_type: KvType, dim: int) -> N
     layout = KvLayout(3, 2, dim, 5, dtype=kv_type)
     shape = (layout.num_layers, layout.num_kv_heads, layout.head_dim, layout.num_blocks)
     program = _native.Program(
-        _native.Pool(1), "portable", False, False, False, *shape, kv_type.value, 8
+        _native.Pool(1), "portable", False, False, False, False, *shape, kv_type.value, 8
     )
     assert program.kv_bytes == layout.num_blocks * layout.block_bytes
 
 
 def test_a_kv_type_that_there_is_not() -> None:
     with pytest.raises(_native.Fault, match="bf16, int8 or fp8, not as f16"):
-        _native.Program(_native.Pool(1), "portable", False, False, False, 1, 1, 8, 4, "f16", 8)
+        _native.Program(
+            _native.Pool(1), "portable", False, False, False, False, 1, 1, 8, 4, "f16", 8
+        )
 
 
 def test_logits_must_be_of_selected_rows() -> None:

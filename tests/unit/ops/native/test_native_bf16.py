@@ -198,7 +198,10 @@ def test_the_mode_of_small_numbers_ends_with_the_products(isa: str) -> None:
 def test_kv_comes_only_from_the_same_arithmetic(isa: str) -> None:
     of_kind = {"fma": ("", ""), "dot": (" bf16-dot", ""), "tiles": (" bf16", " attention-bf16")}
     weights, attention = of_kind[_native.bf16_products(isa)]
-    assert NativeBackend(1, isa).arithmetic == f"native int8{weights}{attention}"
+    assert NativeBackend(1, isa, "int8").arithmetic == f"native int8{weights}{attention}"
+    assert NativeBackend(1, isa, "int12").arithmetic == f"native int12{weights}{attention}"
+    fastest = "int12" if attention else "int8"
+    assert NativeBackend(1, isa).arithmetic == NativeBackend(1, isa, fastest).arithmetic
     assert NativeBackend(1, isa, "f32").arithmetic == "native"
     told = NativeBackend(1, isa, "bf16", "bf16")
     assert told.arithmetic == f"native{weights or ' bf16'} attention-bf16"
