@@ -45,7 +45,7 @@ void round_queries(const AttentionTile& t, TileScratch& s) {
   for (int r = 0; r < whole_tiles(t.num_rows); ++r) {
     if (r < t.num_rows) {
       const float* q = row_pointer(t, r);
-      map_row(t.head_dim, row, [&](auto get) { return mul(get(q), set1(t.scale)); });
+      map_row(t.head_dim, row, [&](auto get) { return mul(get(q), query_scale<false>(t)); });
     }
     for (int d = 0; d < dim; d += kLanes) store_bf16(s.q + r * dim + d, load(row + d));
   }
@@ -178,13 +178,13 @@ bool are_numbers(const uint32_t* pairs, int count) {
   return max_lanes(bit_and(signs, 0x80008000u)) == 0;
 }
 
-// `exp` of what is not positive: the same bits, in fewer instructions.
-HR_INLINE F exp_down(F x) {
+// `weight_of`: the same bits, in fewer instructions.
+HR_INLINE F weight_by_scale(F difference) {
 #ifdef HEADRACE_EMULATE_AVX512
-  return exp(x);
+  return weight_of<false>(difference);
 #else
-  const Scaled y = exp_scaled(max(set1(-87.3f), x));
-  return _mm512_scalef_ps(y.x, y.exponent);
+  const PowerOfTwo y = power_of_two(difference);
+  return _mm512_scalef_ps(y.fraction, y.exponent);
 #endif
 }
 
@@ -242,7 +242,7 @@ void weigh_rows_of(const TileWindow<T>& window, int first, const SeenByRows<Whol
   const F before = load(s.open.max + first), now = max(top, before);
   alignas(64) float greatest[kLanes], decay[kLanes], mass[kLanes];
   store(greatest, now);
-  const F by = exp(sub(before, now));
+  const F by = weight_of<false>(sub(before, now));
   store(decay, by);
   const F sums = fold_rows([](F a, F b) { return add(a, b); }, [&](int r) __attribute__((always_inline)) {
     const float* row = rows.scores + r * kSoftmaxTokens;
@@ -252,7 +252,7 @@ void weigh_rows_of(const TileWindow<T>& window, int first, const SeenByRows<Whol
     for (int i = 0; i < kSoftmaxTokens; i += kLanes) {
       F weights = zero();
       if (seen.any(r, i)) {
-        weights = seen.of(exp_down(sub(load(row + i), max)), r, i, 0.0f);
+        weights = seen.of(weight_by_scale(sub(load(row + i), max)), r, i, 0.0f);
         mass = add(mass, weights);
         if constexpr (T == KvType::int8) weights = seen.of(mul(weights, window.value_scales[i / kLanes]), r, i, 0.0f);
       }
@@ -349,7 +349,7 @@ template <KvType T>
   }());
   round_queries(t, s);
   const int dim = padded(t.head_dim);
-  attend_segments(t, s.open, s.closed, [&](int segment) {
+  attend_segments<false>(t, s.open, s.closed, [&](int segment) {
     begin_segment(s.open, whole_tiles(t.num_rows), dim);
     const WindowParts parts(t, segment, kv_part_bytes(T, t.head_dim));
     const int start = segment * kSegmentTokens;

@@ -257,11 +257,11 @@ template <KvType T, bool Exact>
   for (int r = 0; r < t.num_rows; ++r) {
     const float* q = row_pointer(t, r);
     map_row(t.head_dim, s.q + r * dim, [&](auto get) {
-      const F scaled = mul(get(q), set1(t.scale));
+      const F scaled = mul(get(q), query_scale<Exact>(t));
       return Exact ? scaled : rounded_to_bf16(scaled);
     });
   }
-  attend_segments(t, s.open, s.closed, [&](int segment) { run_segment<T, Exact>(t, segment, dim, s); });
+  attend_segments<Exact>(t, s.open, s.closed, [&](int segment) { run_segment<T, Exact>(t, segment, dim, s); });
 }
 
 template <bool Exact>
@@ -279,6 +279,7 @@ void attend(const AttentionTile& t) {
   attend_exactly_or_not<false>(t);
 }
 
+template <bool Exact>
 [[gnu::noinline]] void merge_rows(const AttentionTile& t) {
   const int dim = padded(t.head_dim);
   alignas(64) float total[kMaxHeadDim];
@@ -289,16 +290,16 @@ void attend(const AttentionTile& t) {
     copy_sums(part, dim, total);
     for (int segment = 1; segment * kSegmentTokens <= t.rows[r].position; ++segment) {
       part = partial_of(t, r, segment);
-      merge_row(total, &total_max, &total_mass, part, part[dim], part[dim + 1], dim);
+      merge_row<Exact>(total, &total_max, &total_mass, part, part[dim], part[dim + 1], dim);
     }
     write_row(t, r, total, total_mass);
   }
 }
 
 void merge_segments(const AttentionTile& t) {
-  if (!t.in_bf16) return merge_rows(t);
+  if (!t.in_bf16) return merge_rows<true>(t);
   const Flushing flushing;
-  merge_rows(t);
+  merge_rows<false>(t);
 }
 
 }  // namespace

@@ -7,12 +7,9 @@ HR_INLINE int least(int a, int b) { return a < b ? a : b; }
 
 // e^x to about 1e-7, after Cephes expf: x = n ln 2 + r, a polynomial in r, times 2^n. exp(0) is exactly 1; arguments
 // are clamped to where 2^n is a normal number; NaN stays NaN.
-struct Scaled {
-  F x, exponent;  // x times 2^exponent
-  I shifted;      // the exponent in the low bits of a float
-};
-HR_INLINE Scaled exp_scaled(F x) {
+HR_INLINE F exp(F x) {
   constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, which stays in the low bits
+  x = min(set1(88.3f), max(set1(-87.3f), x));
   const F shifted = fma(x, set1(1.44269504088896341f), set1(kRound));
   const F n = sub(shifted, set1(kRound));
   F r = fma(n, set1(-0.693359375f), x);
@@ -23,11 +20,8 @@ HR_INLINE Scaled exp_scaled(F x) {
   y = fma(y, r, set1(4.1665795894e-2f));
   y = fma(y, r, set1(1.6666665459e-1f));
   y = fma(y, r, set1(5.0000001201e-1f));
-  return {add(fma(y, mul(r, r), r), set1(1.0f)), n, as_int(shifted)};
-}
-HR_INLINE F exp(F x) {
-  const Scaled y = exp_scaled(min(set1(88.3f), max(set1(-87.3f), x)));
-  return mul(y.x, as_float(add_i32(shift_left<23>(y.shifted), 0x3f800000)));
+  y = add(fma(y, mul(r, r), r), set1(1.0f));
+  return mul(y, as_float(add_i32(shift_left<23>(as_int(shifted)), 0x3f800000)));
 }
 
 HR_INLINE F load_first(const float* p, int n) {

@@ -33,6 +33,37 @@ struct AttentionScratch {
   alignas(64) float decay[kAttentionRows + kLanes];  // by which the sums shrink before a window is added
 };
 
+// Attention in bf16 has scores in powers of two, of which e^x is kLog2E times as many, and rounds what they weigh: 2^x of what
+// is not positive to 3e-6, a polynomial in the part beyond the nearest whole number times 2 to that. 2^0 is exactly 1; NaN
+// stays NaN. The exact one has e^x.
+constexpr float kLog2E = 1.44269504088896341f;
+struct PowerOfTwo {
+  F fraction, exponent;  // fraction times 2^exponent
+  I shifted;             // the exponent in the low bits of a float
+};
+HR_INLINE PowerOfTwo power_of_two(F x) {
+  constexpr float kRound = 12582912.0f;
+  const F y = max(set1(-126.0f), x);
+  const F shifted = add(y, set1(kRound));
+  const F exponent = sub(shifted, set1(kRound));
+  const F r = sub(y, exponent);
+  F p = fma(set1(9.58283618e-3f), r, set1(5.59064150e-2f));
+  p = fma(p, r, set1(2.40240991e-1f));
+  p = fma(p, r, set1(6.93124175e-1f));
+  return {fma(p, r, set1(1.0f)), exponent, as_int(shifted)};
+}
+template <bool Exact>
+HR_INLINE F weight_of(F difference) {
+  if constexpr (Exact) return exp(difference);
+  const PowerOfTwo y = power_of_two(difference);
+  return mul(y.fraction, as_float(add_i32(shift_left<23>(y.shifted), 0x3f800000)));
+}
+// By what queries are multiplied.
+template <bool Exact>
+HR_INLINE F query_scale(const AttentionTile& t) {
+  return set1(Exact ? t.scale : t.scale * kLog2E);
+}
+
 struct Window {
   int first;   // token, of all
   int block;   // its block, of those of the segment
@@ -45,7 +76,7 @@ HR_INLINE int seen_by(const AttentionTile& t, int row, const Window& w) {
 // `x` where it belongs to the `seen` tokens that are left, and `other` beyond.
 HR_INLINE F seen_or(F x, int seen, float other) { return seen >= kLanes ? x : keep_first(x, seen, other); }
 
-// The scores of rows, all of which see some of the window, become weights exp(score - max), times the scale of the token's
+// The scores of rows, all of which see some of the window, become weights, those of score - max, times the scale of the token's
 // value where it has one; in bf16 they are rounded then, but their sum is not. How far sums have to decay to the new maximum
 // is left in `decay`.
 template <KvType T, bool Exact, bool Whole, class Parts>
@@ -59,13 +90,13 @@ HR_INLINE void weigh_rows(const AttentionTile& t, const Parts& parts, const Wind
     const float greatest = max_lanes(top);
     s.max[r] = greatest > s.open.max[r] ? greatest : s.open.max[r];
   }
-  for (int r = begin; r < end; r += kLanes) store(s.decay + r, exp(sub(load(s.open.max + r), load(s.max + r))));
+  for (int r = begin; r < end; r += kLanes) store(s.decay + r, weight_of<Exact>(sub(load(s.open.max + r), load(s.max + r))));
   for (int r = begin; r < end; ++r) {
     float* row = scores + r * stride;
     const int seen = Whole ? kSoftmaxTokens : seen_by(t, r, w);
     F mass = zero();
     for (int i = 0; i < seen; i += kLanes) {
-      F weights = seen_or(exp(sub(load(row + i), set1(s.max[r]))), seen - i, 0.0f);
+      F weights = seen_or(weight_of<Exact>(sub(load(row + i), set1(s.max[r]))), seen - i, 0.0f);
       mass = add(mass, weights);
       if constexpr (T == KvType::int8)
         weights = mul(weights, scales_of(parts.values(w.block + i / kBlockTokens), t.head_dim));
@@ -86,10 +117,11 @@ void weigh(const AttentionTile& t, const Parts& parts, const Window& w, int begi
 }
 
 // Add a closed segment to the total of one row.
+template <bool Exact>
 void merge_row(float* total, float* total_max, float* total_mass, const float* sum, float max, float mass, int dim) {
   const float top = max > *total_max ? max : *total_max;
-  const F old_factor = exp(set1(*total_max - top));
-  const F new_factor = exp(set1(max - top));
+  const F old_factor = weight_of<Exact>(set1(*total_max - top));
+  const F new_factor = weight_of<Exact>(set1(max - top));
   alignas(64) float factor[2][kLanes];
   store(factor[0], old_factor);
   store(factor[1], new_factor);
@@ -117,7 +149,7 @@ void begin_segment(Rows& open, int num_rows, int dim) {
 }
 
 // All segments of a tile, each of which `run` leaves in `open`.
-template <class Rows, class Run>
+template <bool Exact, class Rows, class Run>
 HR_INLINE void attend_segments(const AttentionTile& t, Rows& open, Rows& closed, Run run) {
   const int dim = padded(t.head_dim);
   for (int segment = t.first_segment; segment < t.end_segment; ++segment) {
@@ -130,7 +162,7 @@ HR_INLINE void attend_segments(const AttentionTile& t, Rows& open, Rows& closed,
         partial[dim] = open.max[r];
         partial[dim + 1] = open.mass[r];
       } else if (segment > 0) {
-        merge_row(closed.sum + r * dim, closed.max + r, closed.mass + r, sum, open.max[r], open.mass[r], dim);
+        merge_row<Exact>(closed.sum + r * dim, closed.max + r, closed.mass + r, sum, open.max[r], open.mass[r], dim);
       } else {
         copy_sums(sum, dim, closed.sum + r * dim);
         closed.max[r] = open.max[r];
