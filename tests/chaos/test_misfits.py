@@ -78,7 +78,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("otherwise", "differs"),
     [
-        pytest.param(INT8, ("bf16", "int8"), id="another KV type"),
+        pytest.param(INT8, ("KV in bf16", "KV in int8"), id="another KV type"),
         pytest.param(LONG_BLOCKS, ("16 tokens", "32 tokens"), id="another block size"),
         pytest.param(OTHER_MODEL, ("", ""), id="another number of layers"),
     ],

@@ -68,7 +68,7 @@ def check_dismissal(
     (dismissal,) = [message for message in voice.sent if isinstance(message, Dismiss)]
     its, theirs = dismissal.reason.split(", the others ")
     for text, values in ((its, fields), (theirs, others)):
-        assert f"arithmetic {values['model_digest']} with" in text
+        assert f"arithmetic {values['model_digest']} (" in text
         assert f"KV in {values['kv_dtype']}," in text
         assert f"blocks of {values['block_size']} tokens" in text
     assert voice.is_closed

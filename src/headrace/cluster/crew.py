@@ -152,6 +152,7 @@ class Crew:
                 self._lose(slot, cause, reason)
         self._stall_watch.turn(self._now)
         self._end_leaving()
+        self._end_start()
         if is_starting:
             try:
                 for slot in self.fleet.start_due(self._now):
@@ -239,7 +240,8 @@ class Crew:
             case wire.Ready():
                 self._welcome(slot, message)
             case wire.Unfit(text, hint):
-                if not self.start.done():
+                # One of another machine keeps nobody else from serving.
+                if not (self.start.done() or (slot.is_remote and len(list(self.fleet)) > 1)):
                     self.start.set_exception(ConfigError(text, hint=hint))
                 self._give_up(slot, Cause.UNFIT, text)
             case wire.Failed(reason):
@@ -331,9 +333,11 @@ class Crew:
         up = wire.up_of(self.fleet.is_up(slot, self._now, ready), slot.name, ready)
         self._handle(msgspec.structs.replace(up, role=slot.role))  # as it has said since
         _log.info("worker %s is ready", slot.name)
-        lives = [one.ready for one in self.fleet]
-        if lives and not (None in lives or self.start.done()):
-            self.start.set_result([life for life in lives if life is not None])
+        self._end_start()
+
+    def _end_start(self) -> None:
+        if not self.start.done() and (lives := self.fleet.lives(self._now)):
+            self.start.set_result(lives)
 
     # ---- sockets
 

@@ -340,6 +340,19 @@ class Fleet:
         ]
         return min(times, default=None)
 
+    def lives(self, now: Ns) -> list[Ready]:
+        """What each serves with; nothing while one does not yet. Who comes from another machine and
+        says nothing while it loads is not waited for.
+        """
+        mute_ns = round(self.config.silence_timeout_s * NS_PER_S)
+        awaited = [
+            slot.ready if slot.is_ready else None
+            for slot in self._slots
+            if slot.is_ready or not slot.is_remote or now <= slot.heard_ns + mute_ns
+        ]
+        lives = [ready for ready in awaited if ready is not None]
+        return lives if len(lives) == len(awaited) else []
+
     def _silent_from(self, slot: Slot) -> Ns:
         limit_s = self._start_timeout_s
         if slot.has_spoken:

@@ -145,9 +145,11 @@ class Ready(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     @property
     def kind(self) -> str:
         """What has to be alike wherever a request may run, for people."""
+        device = self.config.device
         return (
-            f"model and arithmetic {self.spec.model_digest[:12]} with KV in {self.spec.kv_dtype},"
-            f" blocks of {self.spec.block_size} tokens"
+            f"model and arithmetic {self.spec.model_digest[:12]} ({device.activations} activations,"
+            f" {device.attention} attention) with KV in {self.spec.kv_dtype}, "
+            f"blocks of {self.spec.block_size} tokens"
         )
 
 

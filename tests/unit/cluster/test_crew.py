@@ -23,10 +23,12 @@ from headrace.cluster.wire import (
     Renew,
     SendSnapshot,
     Snapshot,
+    Unfit,
     decode_from_worker,
     encode,
     up_of,
 )
+from headrace.core.base.errors import ConfigError
 from headrace.core.base.types import NS_PER_S, Ns, WorkerId
 from headrace.core.base.worker import Role
 from headrace.core.config.cluster import ClusterConfig
@@ -168,7 +170,10 @@ def test_workers_are_as_fast_as_others_of_their_machine_with_as_many_threads() -
 @pytest.mark.parametrize(
     ("fields", "fault"),
     [
-        ({"model_digest": "another"}, "it serves model and arithmetic another with KV in bf16"),
+        (
+            {"model_digest": "another"},
+            "it serves model and arithmetic another (auto activations, auto attention) with KV",
+        ),
         ({"kv_dtype": "int8"}, "with KV in int8, blocks of 16 tokens, the others"),
         ({"block_size": 32}, "blocks of 32 tokens, the others"),
         ({"protocol": PROTOCOL - 1}, f"it speaks protocol {PROTOCOL - 1}, not {PROTOCOL}"),
@@ -341,3 +346,30 @@ def test_a_rolling_restart_without_a_fault_comes_to_everybody(wary: Rig) -> None
                 wary.say(slot, ready())
                 wary.answer(slot, 1)
     assert [slot.num_starts for slot in wary.fleet] == [2, 2, 2]
+
+
+def test_one_of_another_machine_that_cannot_serve_keeps_nobody_else_from_it(rig: Rig) -> None:
+    bad, _ = rig.come()
+    good, _ = rig.come()
+    rig.say(bad, Unfit("there is no such file"))
+    assert not rig.crew.start.done()
+    rig.say(good, ready())
+    assert rig.crew.start.result(0) == [ready()]
+
+
+def test_nobody_waits_for_a_start_where_all_that_came_cannot_serve(rig: Rig) -> None:
+    slot, _ = rig.come()
+    rig.say(slot, Unfit("there is no such file"))
+    with pytest.raises(ConfigError, match="there is no such file"):
+        rig.crew.start.result(0)
+
+
+def test_a_start_does_not_wait_for_one_of_another_machine_that_says_nothing(rig: Rig) -> None:
+    good, _ = rig.come()
+    rig.come()
+    rig.say(good, ready())
+    rig.wait(3.9)
+    rig.say(good, Beat(None, 0))
+    assert not rig.crew.start.done()
+    rig.wait(0.2)
+    assert rig.crew.start.result(0) == [ready()]
