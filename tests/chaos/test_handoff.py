@@ -93,6 +93,12 @@ def test_prompts_are_computed_by_one_and_decoded_by_the_other(
     assert prefill.num_computed_tokens <= num_prompt + canary
     assert decode.num_computed_tokens <= num_output + 16 * len(asked) + canary
     assert decode.num_hit_tokens > num_prompt / 2
+    for request in asked:
+        decision = cluster.engine.decision(request.request_id)
+        assert decision is not None
+        assert decision.before is not None
+        assert (decision.before.chosen.name, decision.chosen.name) == ("p0", "d0")
+        assert decision.before.before is None
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])

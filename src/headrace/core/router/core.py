@@ -288,7 +288,7 @@ class RouterCore:
             request.tenant,
             booking.num_uncached + min(request.max_tokens, self.config.expected_output_tokens),
         )
-        self._decisions.keep(decision)
+        self._decisions.keep(decision, request.prompt_id)
         effects.append(Dispatch(request.request_id, worker.worker_id, decision))
 
     def _hold(self, waiting: Waiting, best: Choice, pricing: Pricing) -> None:

@@ -59,6 +59,8 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     regret_ms: float  # predicted cost beyond the cheapest candidate's
     is_fallback: bool = False  # every worker was doubtful, so doubts did not count
     ttft_ms: float | None = None  # as it became: from the decision to the first token
+    # Where its prompt was computed for this worker, or where it was until it had to go on here.
+    before: "Decision | None" = None
 
     @property
     def chosen(self) -> Candidate:

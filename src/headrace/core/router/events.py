@@ -37,6 +37,7 @@ class RouteRequest(msgspec.Struct, frozen=True, kw_only=True):
     excluded: tuple[WorkerId, ...] = ()  # workers it died on
     is_migration: bool = False  # it ran already: goes first, and is not refused for being late
     is_coming: bool = False  # its prompt is computed elsewhere, and its KV comes from there
+    prompt_id: int = -1  # then, the number under which the router knows that
     # What the delay of each sequence that decodes beside its prompt counts, beside one of its own.
     neighbour_weight: float = 0.0
     model_digest: str = ""  # as in WorkerSpec; empty = any

@@ -24,8 +24,12 @@ class DecisionLog:
         self._num_kept = num_kept
         self._decisions: dict[int, Decision] = {}
 
-    def keep(self, decision: Decision) -> None:
-        self._decisions.pop(decision.request_id, None)
+    def keep(self, decision: Decision, prompt_id: int) -> None:
+        """Beside the one before it, of the same request or of its prompt."""
+        before = self._decisions.pop(decision.request_id, None) or self._decisions.get(prompt_id)
+        if before is not None:
+            before = msgspec.structs.replace(before, before=None)
+            decision = msgspec.structs.replace(decision, before=before)
         self._decisions[decision.request_id] = decision
         while len(self._decisions) > self._num_kept:
             del self._decisions[next(iter(self._decisions))]

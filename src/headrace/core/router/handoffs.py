@@ -62,7 +62,12 @@ class Legs:
 def as_coming(request: RouteRequest, request_id: int) -> RouteRequest:
     """What the router is to find a worker for beforehand, under an id of its own."""
     return msgspec.structs.replace(
-        request, request_id=request_id, neighbour_weight=0.0, is_migration=True, is_coming=True
+        request,
+        request_id=request_id,
+        neighbour_weight=0.0,
+        is_migration=True,
+        is_coming=True,
+        prompt_id=request.request_id,
     )
 
 

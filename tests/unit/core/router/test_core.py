@@ -67,6 +67,19 @@ def test_the_first_token_is_told_to_the_decision() -> None:
     assert routing.core.decision(1).ttft_ms == 25.0  # type: ignore[union-attr]
 
 
+def test_a_second_decision_has_the_first_one_beside_it_and_no_more() -> None:
+    routing = Routing(3)
+    places = [
+        routing.place(CHAIN, request_id=1, excluded=tuple(map(WorkerId, range(num)))).worker_id
+        for num in range(3)
+    ]
+    last = routing.core.decision(1)
+    assert last is not None
+    assert last.before is not None
+    assert [last.before.worker_id, last.worker_id] == places[1:]
+    assert last.before.before is None
+
+
 def test_old_decisions_are_forgotten() -> None:
     routing = Routing(1, kept_decisions=2)
     for _ in range(3):
