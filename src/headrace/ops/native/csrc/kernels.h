@@ -252,7 +252,7 @@ struct Kernels {
   int rows_in_bf16 = kAttentionRows;  // of a tile that `attend` takes at most where it multiplies in bf16
   // From so many rows on, linear_int8 takes them in tiles of 16: block by block, that of one row beside that of the next.
   int rows_in_tiles = 1 << 30;
-  int rows_in_int16_tiles = 1 << 30;  // the same for linear_int12
+  int rows_in_int12_tiles = 1 << 30;  // the same for linear_int12
 };
 
 const Kernels* portable_kernels();

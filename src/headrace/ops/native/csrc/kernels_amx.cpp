@@ -30,7 +30,7 @@ const Kernels* amx_kernels() {
     k.linear_int8 = amx::linear_int8;
     k.rows_in_tiles = amx::kFewRows + 1;
     k.linear_int12 = amx::linear_int12;
-    k.rows_in_int16_tiles = amx::kFewInt12Rows + 1;
+    k.rows_in_int12_tiles = amx::kFewInt12Rows + 1;
     k.attend = amx::attend;
     k.rows_in_bf16 = kTiledRows;
     return k;

@@ -171,15 +171,15 @@ class Program {
     kernels_.to_int8(x, count, out.first + first / 32 * out.step, out.step);
   }
 
-  bool in_int16_tiles(int num_rows) const { return num_rows >= kernels_.rows_in_int16_tiles; }
+  bool in_int12_tiles(int num_rows) const { return num_rows >= kernels_.rows_in_int12_tiles; }
   std::byte* int12_row(int width, int row, int num_rows) const {
-    const bool in_tile = in_int16_tiles(num_rows);
+    const bool in_tile = in_int12_tiles(num_rows);
     const int nth = in_tile ? row % kLanes : 0;
     return whole_.data() + static_cast<size_t>(row - nth) * int12_row_bytes(width, in_tile) + nth * kInt12Inputs;
   }
   float* int12_scales() const { return reinterpret_cast<float*>(scales_.data()); }
   void round_to_int12(int width, int row, int num_rows, const float* x) const {
-    kernels_.to_int12(x, width, in_int16_tiles(num_rows), int12_row(width, row, num_rows), int12_scales() + row);
+    kernels_.to_int12(x, width, in_int12_tiles(num_rows), int12_row(width, row, num_rows), int12_scales() + row);
   }
 
   void select_early();
