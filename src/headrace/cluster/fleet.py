@@ -341,14 +341,12 @@ class Fleet:
         return min(times, default=None)
 
     def lives(self, now: Ns) -> list[Ready]:
-        """What each serves with; nothing while one does not yet. Who comes from another machine and
-        says nothing while it loads is not waited for.
-        """
-        mute_ns = round(self.config.silence_timeout_s * NS_PER_S)
+        """What each serves with; none as long as one does not yet that is not silent elsewhere."""
+        limit_s = self.config.silence_timeout_s
         awaited = [
             slot.ready if slot.is_ready else None
             for slot in self._slots
-            if slot.is_ready or not slot.is_remote or now <= slot.heard_ns + mute_ns
+            if slot.is_ready or not slot.is_remote or now <= self._after_silence(slot, limit_s)
         ]
         lives = [ready for ready in awaited if ready is not None]
         return lives if len(lives) == len(awaited) else []
@@ -357,6 +355,9 @@ class Fleet:
         limit_s = self._start_timeout_s
         if slot.has_spoken:
             limit_s = self.config.silence_timeout_s * (1 if slot.has_loaded else LOADING_TIMEOUTS)
+        return self._after_silence(slot, limit_s)
+
+    def _after_silence(self, slot: Slot, limit_s: float) -> Ns:
         deaf_ns = self._deaf_ns - slot.heard_deaf_ns
         return Ns(slot.heard_ns + deaf_ns + round(limit_s * NS_PER_S))
 
