@@ -96,6 +96,14 @@ def noise_of(type: WeightType, rows: int, cols: int, rng: np.random.Generator) -
     return TensorView("weight", type, rows, cols, memoryview(raw.tobytes()))
 
 
+def noise(type: WeightType, rows: int, cols: int) -> TensorView:
+    return noise_of(type, rows, cols, np.random.default_rng(cols))
+
+
+def normal(*shape: int, seed: int = 0) -> Any:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
 def values_of(view: TensorView) -> NDArray[np.float64]:
     """What a stored weight means: exactly, for every product and sum fits float64."""
     blocks = np.frombuffer(view.data, np.uint8).reshape(-1, BLOCKS[view.type].num_bytes)
@@ -245,3 +253,8 @@ def attended(
             weights = np.exp(scores - scores.max())
             out[n, h] = weights / weights.sum() @ v[: n + 1, group]
     return out.reshape(len(rows), -1)
+
+
+def linear(backend: Any, x: Any, weight: TensorView) -> Any:
+    """`x` times one weight."""
+    return apply(backend, lambda ops, x, w: ops.linear(x, (w["w"],)), x, {"w": weight})

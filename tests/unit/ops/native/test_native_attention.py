@@ -15,7 +15,13 @@ import pytest
 from headrace.ops.interface import AttentionSpec, KvLayout, KvType, Rope
 from headrace.ops.native import _native
 from headrace.ops.native.backend import NativeBackend
-from support.ops_rig import attended, batch_of, compile_rows, run
+from support.ops_rig import (
+    attended,
+    batch_of,
+    compile_rows,
+    normal,
+    run,
+)
 
 ISAS = _native.usable_isas()
 EXACT, ROUNDED = "f32", "bf16"  # products
@@ -25,10 +31,6 @@ ROUNDING = {EXACT: 0.0, ROUNDED: 8e-3}
 
 def backend_of(products: str, isa: str = "auto", threads: int = 1) -> NativeBackend:
     return NativeBackend(threads=threads, isa=isa, activations="f32", attention=products)
-
-
-def normal(*shape: int, seed: int = 0) -> Any:
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
 @pytest.fixture(scope="module", params=[EXACT, ROUNDED])

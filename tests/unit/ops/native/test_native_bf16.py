@@ -8,15 +8,18 @@ import pytest
 from headrace.ops.interface import TensorView, WeightType
 from headrace.ops.native import _native
 from headrace.ops.native.backend import NativeBackend
-from support.ops_rig import apply, noise_of, to_bf16, values_of, view_of
+from support.ops_rig import (
+    apply,
+    noise_of,
+    normal,
+    to_bf16,
+    values_of,
+    view_of,
+)
 
 ISAS = _native.usable_isas()
 SHARED_ISAS = [isa for isa in ISAS if _native.bf16_products(isa) != "dot"]
 LEAST = 2.0**-126  # normal number
-
-
-def normal(*shape: int, seed: int = 0) -> Any:
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
 def bf16_backend(isa: str = "auto", threads: int = 1) -> NativeBackend:

@@ -8,7 +8,16 @@ import pytest
 from headrace.ops.interface import TensorView, WeightType
 from headrace.ops.native import _native
 from headrace.ops.native.backend import NativeBackend
-from support.ops_rig import BLOCKS, apply, noise_of, values_of, view_of, whole_blocks
+from support.ops_rig import (
+    BLOCKS,
+    apply,
+    linear,
+    noise,
+    normal,
+    values_of,
+    view_of,
+    whole_blocks,
+)
 
 ISAS = _native.usable_isas()
 TYPES = [type for type in WeightType if type.name.startswith("Q4")]
@@ -18,18 +27,6 @@ f32 = np.float32
 
 def backend_of(isa: str = "auto", threads: int = 1, activations: str = "int12") -> NativeBackend:
     return NativeBackend(threads=threads, isa=isa, activations=activations)
-
-
-def linear(backend: NativeBackend, x: Any, weight: Any) -> Any:
-    return apply(backend, lambda ops, x, w: ops.linear(x, (w["w"],)), x, {"w": weight})
-
-
-def normal(*shape: int, seed: int = 0) -> Any:
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
-
-
-def noise(type: WeightType, rows: int, cols: int) -> Any:
-    return noise_of(type, rows, cols, np.random.default_rng(cols))
 
 
 def fma(a: Any, b: Any, c: Any) -> Any:

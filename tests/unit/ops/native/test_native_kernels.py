@@ -12,7 +12,9 @@ from support.ops_rig import (
     apply,
     batch_of,
     compile_rows,
-    noise_of,
+    linear,
+    noise,
+    normal,
     run,
     values_of,
     view_of,
@@ -25,18 +27,6 @@ needs_two = pytest.mark.skipif(len(ISAS) < 2, reason="this CPU has one instructi
 
 def backend_of(isa: str = "auto", threads: int = 1) -> NativeBackend:
     return NativeBackend(threads=threads, isa=isa, activations="f32")
-
-
-def normal(*shape: int, seed: int = 0) -> Any:
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
-
-
-def linear(backend: NativeBackend, x: Any, weight: Any) -> Any:
-    return apply(backend, lambda ops, x, w: ops.linear(x, (w["w"],)), x, {"w": weight})
-
-
-def noise(type: WeightType, rows: int, cols: int) -> Any:
-    return noise_of(type, rows, cols, np.random.default_rng(cols))
 
 
 @needs_two

@@ -9,7 +9,17 @@ from headrace.ops.interface import TensorView, WeightType
 from headrace.ops.native import _native
 from headrace.ops.native.backend import NativeBackend
 from support import groups
-from support.ops_rig import BLOCKS, apply, noise_of, values_of, view_of, whole_blocks
+from support.ops_rig import (
+    BLOCKS,
+    apply,
+    linear,
+    noise,
+    noise_of,
+    normal,
+    values_of,
+    view_of,
+    whole_blocks,
+)
 
 ISAS = _native.usable_isas()
 INT8_TYPES = [type for type in WeightType if BLOCKS[type].num_values > 1]
@@ -17,18 +27,6 @@ INT8_TYPES = [type for type in WeightType if BLOCKS[type].num_values > 1]
 
 def exact_backend() -> NativeBackend:
     return NativeBackend(threads=1, activations="f32")
-
-
-def normal(*shape: int, seed: int = 0) -> Any:
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
-
-
-def linear(backend: NativeBackend, x: Any, weight: Any) -> Any:
-    return apply(backend, lambda ops, x, w: ops.linear(x, (w["w"],)), x, {"w": weight})
-
-
-def noise(type: WeightType, rows: int, cols: int) -> Any:
-    return noise_of(type, rows, cols, np.random.default_rng(cols))
 
 
 def int8_backend(isa: str = "auto", threads: int = 1) -> NativeBackend:
