@@ -256,7 +256,7 @@ def test_an_answer_says_which_worker_made_it_and_why(cluster: BootedCluster) -> 
             assert decision_id in response.text
             url = f"{server.url}/admin/decisions/{decision_id}"
             decision = httpx.get(url).json()
-            assert decision["candidates"][0]["name"] == name
+            assert decision["worker"] == decision["candidates"][0]["name"] == name
             assert decision["num_candidates"] == 2
             # Whatever comes through a proxy is somebody else's.
             assert httpx.get(url, headers={"x-forwarded-for": "127.0.0.1"}).status_code == 404

@@ -104,8 +104,10 @@ def scaling_rows(found: ScalingReport) -> list[dict[str, float | str]]:
             case Scale(role, num_replicas, reason):
                 rows.append((second, "scale", role.value, num_replicas, reason.loop.value))
             case Drain(role, replica_id, reason):
-                rows.append((second, "drain", role.value, f"id {replica_id}", reason.loop.value))
+                name = found.name_by_id[replica_id]
+                rows.append((second, "drain", role.value, name, reason.loop.value))
             case SwitchRole(replica_id, from_role, to_role, reason):
                 pools = f"{from_role.value} to {to_role.value}"
-                rows.append((second, "switch", pools, f"id {replica_id}", reason.loop.value))
+                name = found.name_by_id[replica_id]
+                rows.append((second, "switch", pools, name, reason.loop.value))
     return [dict(zip(ROW, row, strict=True)) for row in rows]

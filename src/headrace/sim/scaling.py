@@ -56,6 +56,7 @@ class ScalingReport:
     effects: list[tuple[Ns, AutoscalerEffect]] = field(default_factory=list)  # but CallAt
     most_workers: int = 0  # at once, starting and draining ones included
     starting_ns: int = 0  # paid for, of workers that did not yet serve
+    name_by_id: dict[WorkerId, str] = field(default_factory=dict)  # of all that served
 
     @property
     def switches(self) -> list[tuple[Ns, SwitchRole]]:
@@ -140,6 +141,7 @@ class Scaling:
 
     def came(self, place: Place) -> None:
         if place.worker is not None:
+            self._report.name_by_id[place.worker.worker_id] = place.name
             self._tell(ReplicaUp(place.role, place.worker.worker_id))
 
     def went(self, role: Role, worker_id: WorkerId) -> None:

@@ -168,6 +168,8 @@ def test_an_autoscaler_says_what_it_decided(
     found = run(capsys, **flags, **pools, autoscale=True)
     assert {"drain", "scale"} == {row["decision"] for row in found["decisions"]}
     assert all(0 < row["second"] < 500 for row in found["decisions"])
+    drained = {row["workers"] for row in found["decisions"] if row["decision"] == "drain"}
+    assert drained <= {f"worker-{number}" for number in range(4)}
     assert found["num_requests"] == 500
     assert "decisions" not in run(capsys, **{**flags, "requests": 8}, **pools)
     assert sim(SimFlags(**flags, **pools, autoscale=True), None, as_json=False) == 0

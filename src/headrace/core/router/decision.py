@@ -1,4 +1,7 @@
-"""A choice of a worker, with its reasons: what is kept and shown of each."""
+"""A choice of a worker, with its reasons: what is kept and shown of each.
+
+People know workers by their names. An id stands for one life of one, and beside its name.
+"""
 
 import msgspec
 
@@ -19,7 +22,8 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     stats_age_ms: float | None  # of what it told about its load; None = it never did
     neighbours_ms: float = 0.0  # by which others' tokens there come later, as far as that counts
     num_fetched_blocks: int = 0
-    fetch_from: WorkerId | None = None
+    fetch_from: str | None = None
+    fetch_from_id: WorkerId | None = None
 
     @property
     def ttft_ms(self) -> float:
@@ -32,13 +36,14 @@ class Filtered(msgspec.Struct, frozen=True, gc=False):
 
     reason: str
     num_workers: int
-    worker_ids: tuple[WorkerId, ...]  # the first few
+    workers: tuple[str, ...]  # the first few
 
 
 class Alternative(msgspec.Struct, frozen=True, gc=False):
     """What would have been chosen otherwise, by the same data."""
 
     by: str  # kv; no_cache = kv, if nobody had cached anything
+    worker: str
     worker_id: WorkerId
     total_ms: float
 
@@ -50,6 +55,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     policy: str
     decided_ns: Ns
     waited_ms: float  # in the router
+    worker: str
     worker_id: WorkerId
     candidates: tuple[Candidate, ...]  # the chosen one first
     num_candidates: int  # all that could have taken it

@@ -14,7 +14,7 @@ from headrace.core.router.waiting import Waiting
 from headrace.core.router.worker import Worker
 
 MAX_CANDIDATES: Final = 3
-MAX_FILTERED: Final = 8  # worker ids for each reason
+MAX_FILTERED: Final = 8  # workers for each reason
 
 
 class DecisionLog:
@@ -81,16 +81,18 @@ def explain(
         policy=policy,
         decided_ns=pricing.now,
         waited_ms=(pricing.now - waiting.since_ns) / NS_PER_MS,
-        worker_id=workers[index].worker_id,
+        worker=choice.worker.name,
+        worker_id=choice.worker.worker_id,
         candidates=tuple(pricing.candidate(workers[i], totals[i]) for i in shown),
         num_candidates=len(workers),
         num_tied=choice.num_tied,
         filtered=tuple(
-            Filtered(reason, len(ids), tuple(ids[:MAX_FILTERED]))
-            for reason, ids in survey.filtered.items()
+            Filtered(reason, len(names), tuple(names[:MAX_FILTERED]))
+            for reason, names in survey.filtered.items()
         ),
         alternatives=tuple(
-            Alternative(by, workers[i].worker_id, totals[i] / NS_PER_MS) for by, i in others.items()
+            Alternative(by, workers[i].name, workers[i].worker_id, totals[i] / NS_PER_MS)
+            for by, i in others.items()
         ),
         regret_ms=(totals[index] - totals[cheapest[0]]) / NS_PER_MS,
         is_fallback=survey.is_fallback,

@@ -25,7 +25,7 @@ TAKES: Final = {
     Role.PREFILL: (Role.PREFILL, Role.MIXED),
     Role.DECODE: (Role.DECODE, Role.MIXED),
 }
-Reasons = dict[str, list[WorkerId]]
+Reasons = dict[str, list[str]]  # names of workers by why they cannot
 PRIOR: Final = Predictor(None, step_tokens=512, block_size=16, block_bytes=0)
 
 # Of filters that no time will lift while the same workers are up.
@@ -225,7 +225,7 @@ class Fleet:
         for late in self._late_loads.take_all() if self._late_loads is not None else ():
             self.hear(*late)
         fitting, misfits = self._find_fitting(request)
-        filtered = {reason: list(worker_ids) for reason, worker_ids in misfits.items()}
+        filtered = {reason: list(names) for reason, names in misfits.items()}
         asks = _Asks(now, request, self._config)
         usable = asks.find_usable(fitting)
         if len(usable) == len(fitting):
@@ -245,7 +245,7 @@ class Fleet:
             else:
                 reason = NO_ROOM
                 full.append(worker)
-            filtered.setdefault(reason, []).append(worker.worker_id)
+            filtered.setdefault(reason, []).append(worker.name)
         if usable or full:
             return Survey(usable, filtered, full)
         return Survey(doubtful, filtered, doubtful_and_full, is_fallback=True)
@@ -261,7 +261,7 @@ class Fleet:
             for worker in self._workers.values():
                 reason = _find_misfit(worker, request)
                 if reason:
-                    filtered.setdefault(reason, []).append(worker.worker_id)
+                    filtered.setdefault(reason, []).append(worker.name)
                 else:
                     fitting.append(worker)
             found = self._fitting[key] = fitting, filtered

@@ -193,8 +193,7 @@ class FrontCore:
         flight = self._flight_of.get(seq_id)
         if flight is None:
             return
-        end = flight.cancel(seq_id, reason)
-        if end is not None:
+        if (end := flight.cancel(seq_id, reason)) is not None:
             self._say(flight, [end], effects)
             self._hand_off_if_ready(flight, effects)
         elif flight.worker_id is not None:
@@ -373,7 +372,8 @@ class FrontCore:
         flight = self._flights.get(effect.request_id)
         if flight is not None:
             # From its own prefill worker, or from whoever has a prefix of it cached.
-            holder = effect.decision.chosen.fetch_from if flight.lender is None else flight.lender
+            chosen = effect.decision.chosen
+            holder = chosen.fetch_from_id if flight.lender is None else flight.lender
             effects.append(self._go(flight, effect.worker_id, holder))
             return
         flight, leg = self._legs.answer(effect.request_id, effect.worker_id)

@@ -167,5 +167,6 @@ class Pricing:
             total_ms=total_ns / NS_PER_MS,
             stats_age_ms=None if age_ns is None else age_ns / NS_PER_MS,
             num_fetched_blocks=terms.num_fetched,
-            fetch_from=None if holder is None else holder.worker_id,
+            fetch_from=None if holder is None else holder.name,
+            fetch_from_id=None if holder is None else holder.worker_id,
         )

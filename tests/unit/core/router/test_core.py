@@ -45,6 +45,19 @@ def test_a_decision_adds_up_and_survives_the_wire() -> None:
     assert msgspec.json.decode(msgspec.json.encode(decision), type=Decision) == decision
 
 
+def test_workers_are_known_by_their_names_whatever_life_they_are_in() -> None:
+    """Of three that were lost and came again the numbers are not those that their names say."""
+    routing = Routing(policy="round_robin", kv_link="memory")
+    for worker_id, name in ((3, "w2"), (4, "w1"), (5, "w0")):
+        routing.up(worker_id, name=name, kv_block_bytes=1 << 10)
+    routing.kv(4, *stored(*CHAIN))
+    decision = routing.place(CHAIN, excluded=(WorkerId(5),)).decision
+    assert (decision.worker, decision.worker_id) == ("w2", 3)
+    assert (decision.chosen.fetch_from, decision.chosen.fetch_from_id) == ("w1", 4)
+    assert [(one.worker, one.worker_id) for one in decision.alternatives] == [("w1", 4), ("w2", 3)]
+    assert [one.workers for one in decision.filtered] == [("w0",)]
+
+
 def test_another_policy_is_compared_with_kv() -> None:
     routing = Routing(2, policy="round_robin")
     routing.kv(1, *stored(*CHAIN))

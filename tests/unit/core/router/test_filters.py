@@ -18,8 +18,8 @@ from headrace.core.router.events import (
 from support.routing import Routing, load, names, spec, stored
 
 
-def reasons(dispatch: Dispatch) -> dict[str, tuple[int, ...]]:
-    return {one.reason: one.worker_ids for one in dispatch.decision.filtered}
+def reasons(dispatch: Dispatch) -> dict[str, tuple[str, ...]]:
+    return {one.reason: one.workers for one in dispatch.decision.filtered}
 
 
 def test_filters_are_named_in_the_decision() -> None:
@@ -35,12 +35,12 @@ def test_filters_are_named_in_the_decision() -> None:
     dispatch = routing.place(num_tokens=100, adapter="a", model_digest="m", excluded=(WorkerId(6),))
     assert dispatch.worker_id == 7
     assert reasons(dispatch) == {
-        "adapter not loaded": (0,),
-        "other role": (1,),
-        "other model": (2,),
-        "context or kv pool too small": (3, 4),
-        "draining": (5,),
-        "died on it, or stopped": (6,),
+        "adapter not loaded": ("w0",),
+        "other role": ("w1",),
+        "other model": ("w2",),
+        "context or kv pool too small": ("w3", "w4"),
+        "draining": ("w5",),
+        "died on it, or stopped": ("w6",),
     }
 
 
@@ -192,7 +192,7 @@ def test_a_silent_worker_is_taken_for_busy_not_for_idle() -> None:
     routing.now = Ns(routing.now + 200 * NS_PER_MS)
     dispatch = routing.place()
     assert dispatch.worker_id == 1
-    assert reasons(dispatch) == {"silent about its load": (0,)}
+    assert reasons(dispatch) == {"silent about its load": ("w0",)}
 
 
 def test_nobody_waits_for_a_worker_that_fell_silent() -> None:
@@ -265,7 +265,7 @@ def test_a_flapping_worker_is_cut_off_and_comes_back_by_probes() -> None:
     for _ in range(20):
         dispatch = routing.place()
         assert dispatch.worker_id == 0
-        assert reasons(dispatch) == {"cut off after failures": (20,)}
+        assert reasons(dispatch) == {"cut off after failures": ("flapping",)}
     routing.ring(until_ms=routing.now / NS_PER_MS + 5000)
     homes = [routing.place() for _ in range(5)]
     assert [home.worker_id for home in homes].count(WorkerId(20)) == 1  # one probe at a time

@@ -143,10 +143,15 @@ def test_kv_is_fetched_where_that_is_quicker_than_to_compute_it() -> None:
         routing.stats(0, num_queued_prefill_tokens=4000, num_running=1)
         chosen = routing.place(chain).decision.chosen
         if fetches:
-            assert (chosen.worker_id, chosen.fetch_from, chosen.num_fetched_blocks) == (1, 0, 64)
+            assert (chosen.name, chosen.fetch_from, chosen.fetch_from_id) == ("w1", "w0", 0)
+            assert chosen.num_fetched_blocks == 64
             assert 0 < chosen.transfer_ms < 10
         else:
-            assert (chosen.fetch_from, chosen.transfer_ms) == (None, 0.0)
+            assert (chosen.fetch_from, chosen.fetch_from_id, chosen.transfer_ms) == (
+                None,
+                None,
+                0.0,
+            )
 
 
 def test_workers_without_events_are_known_by_what_they_were_sent() -> None:
