@@ -118,6 +118,8 @@ def test_a_pool_that_sleeps_wakes_for_a_request_and_refuses_none(
         assert answers(cluster.text_engine, asked) == wanted
         wait_until(lambda: not cluster.engine.workers())
         with running_server(cluster) as server:
+            # A balancer that sent nobody would never wake it.
+            assert httpx.get(f"{server.url}/ready").status_code == 200
             text = httpx.get(f"{server.url}/metrics").text
             for line in (
                 'headrace_autoscaler_wanted_workers{role="mixed"} 0.0',

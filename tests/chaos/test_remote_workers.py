@@ -8,12 +8,14 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
+import httpx
 import pytest
 
 from chaos.test_workers import answers, requests, tiny_config, undisturbed, wait_until
 from headrace.adapters.handshake import greeting
 from headrace.cluster.boot import BootedCluster, boot_cluster
 from headrace.core.config.schema import Config
+from support.http_server import running_server
 from support.remote_worker import listening, remote_worker
 
 pytest.importorskip("headrace.ops.native._native")
@@ -50,6 +52,29 @@ def test_workers_come_and_go_and_no_byte_differs(config: Config, port: int) -> N
         stack.enter_context(remote_worker(port, name="third", role="decode"))
         wait_until(lambda: len(names(cluster)) == 2)
         assert answers(cluster.text_engine, asked) == wanted
+
+
+def test_a_front_end_is_ready_while_a_worker_is_there(config: Config, port: int) -> None:
+    with remote_worker(port, name="only") as only:
+        cluster = boot_cluster(config)
+        try:
+            with running_server(cluster) as server:
+
+                def ready() -> tuple[int, dict[str, str]]:
+                    answer = httpx.get(f"{server.url}/ready")
+                    return answer.status_code, answer.json()
+
+                assert ready() == (200, {"status": "open"})
+                only.kill()
+                wait_until(lambda: ready()[0] == 503)
+                hint = f"headrace worker --connect 127.0.0.1:{port} --secret-file FILE"
+                detail = f"no worker that decodes is ready: none is there; start one: {hint}"
+                assert ready()[1] == {"status": "waiting", "detail": detail}
+                assert httpx.get(f"{server.url}/health").status_code == 200
+                with remote_worker(port, name="next"):
+                    wait_until(lambda: ready() == (200, {"status": "open"}))
+        finally:
+            cluster.close()
 
 
 def test_a_worker_that_is_told_to_end_does_what_it_has_first(config: Config, port: int) -> None:

@@ -25,11 +25,18 @@ def test_who_loads_is_not_taken_for_silent_and_people_hear_what_is_waited_for(
     wanted = undisturbed(config, asked)
     patient = replace(config, cluster=ClusterConfig(workers=1, silence_timeout_s=FROZEN_S / 3))
     notes: list[str] = []
-    cluster = boot_cluster(patient, on_wait=notes.append, worker_module="support.frozen_worker")
+    looks: list[str] = []
+    cluster = boot_cluster(
+        patient,
+        on_wait=notes.append,
+        on_look=looks.append,
+        worker_module="support.frozen_worker",
+    )
     try:
         (worker,) = cluster.engine.workers()
         assert (worker.num_starts, worker.losses, worker.stage) == (1, {}, "")
         assert notes == ["w0 loads the model (25%)"]
+        assert set(notes) < set(looks)
         assert answers(cluster.text_engine, asked) == wanted
     finally:
         cluster.close()

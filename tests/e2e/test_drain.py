@@ -149,11 +149,13 @@ def test_the_door_opens_when_the_model_is_there(booted: FakeBooted) -> None:
         assert b" 200 " in until(sock, b"}")
         post(sock)
         assert b"still loading" in until(sock, b"}}")
-        server.service.waits_for = "2 workers"
+        server.service.waits_for = "w0 starts"
         get(sock, "/ready")
-        assert b'{"status":"loading","detail":"waiting for 2 workers"}' in until(sock, b"}")
+        assert b'{"status":"loading","detail":"waiting for workers: w0 starts"}' in until(
+            sock, b"}"
+        )
         post(sock)
-        assert b"waiting for 2 workers" in until(sock, b"}}")
+        assert b"the server is waiting for its workers" in until(sock, b"}}")
         server.attach()
         get(sock, "/ready")
         assert b'"open"' in until(sock, b"}")

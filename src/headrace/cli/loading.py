@@ -10,14 +10,15 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from headrace.cli.output import Progress, showing_progress
-from headrace.live.boot import WAIT
 
 if TYPE_CHECKING:
     from headrace.cluster.boot import BootedCluster
     from headrace.live.boot import Booted
     from headrace.server.service import Service
 
-Start = Callable[[Progress], "Booted | BootedCluster"]
+# Hears of progress, and what is waited for in words; empty = nothing.
+Look = Callable[[str], None]
+Start = Callable[[Progress, Look], "Booted | BootedCluster"]
 
 
 class Stopped(Exception):
@@ -63,7 +64,7 @@ class Loading:
     def _run(self, start: Start) -> None:
         try:
             with showing_progress() as report:
-                self._end.set_result(start(self._checked(report)))
+                self._end.set_result(start(self._checked(report), self._look))
         except BaseException as error:
             self._end.set_exception(error)
         # Worker processes end with the thread that has started them.
@@ -73,20 +74,16 @@ class Loading:
         def checked(stage: str, done: int, total: int) -> None:
             if self._closed.is_set() or (self.service is not None and _is_closing(self.service)):
                 raise Stopped
-            if self.service is not None:
-                self.service.waits_for = _awaited(done, total) if stage == WAIT else ""
             report(stage, done, total)
 
         return checked
+
+    def _look(self, text: str) -> None:
+        if self.service is not None:
+            self.service.waits_for = text
 
 
 def _is_closing(service: "Service") -> bool:
     from headrace.server.service import Door  # as late as all of the server
 
     return service.door is Door.DRAINING
-
-
-def _awaited(num_there: int, num_wanted: int) -> str:
-    """Of workers, in words. Who waits for any that may come wants one."""
-    num_missing = max(1, num_wanted - num_there)
-    return "1 worker" if num_missing == 1 else f"{num_missing} workers"

@@ -86,10 +86,12 @@ def _is_alone(config: Config) -> bool:
 def _start(config: Config) -> Start:
     """How it is booted: in this process, or in several."""
     if _is_alone(config):
-        return lambda report: boot(config, on_progress=report)
+        return lambda report, look: boot(config, on_progress=report)
     from headrace.cluster.boot import boot_cluster
 
-    return lambda report: boot_cluster(config, on_progress=report, on_wait=_note_wait)
+    return lambda report, look: boot_cluster(
+        config, on_progress=report, on_wait=_note_wait, on_look=look
+    )
 
 
 def _note_wait(text: str) -> None:

@@ -72,7 +72,7 @@ class Autoscaling:
         self._timer_ns: Ns | None = None
         self._window_ns: Ns | None = None
         self._has_arrived = False  # a request, since the last turn
-        self._has_failed = False
+        self.has_failed = False  # for good: what sleeps is not woken any more
         self._now = Ns(0)
 
     # ---- what it is told
@@ -91,19 +91,19 @@ class Autoscaling:
     def turn(self, now: Ns) -> None:
         """After each turn of the crew."""
         self._now = now
-        if self._has_failed:
+        if self.has_failed:
             return
         try:
             self._work()
         except Exception as error:
-            self._has_failed, self._windows = True, None  # nobody would empty them
+            self.has_failed, self._windows = True, None  # nobody would empty them
             _log.critical("autoscaling has ended: workers stay as they are", exc_info=error)
 
     # ---- queries
 
     def next_ns(self) -> Ns | None:
         """When there is something to do; None = when a worker has something to say."""
-        return None if self._has_failed else self._window_ns or self._timer_ns
+        return None if self.has_failed else self._window_ns or self._timer_ns
 
     def pools(self) -> list[PoolStatus]:
         return [self._pool(role) for role in self._roles]

@@ -103,12 +103,14 @@ def boot_cluster(
     *,
     on_progress: Progress | None = None,
     on_wait: Callable[[str], None] = lambda text: None,
+    on_look: Callable[[str], None] = lambda text: None,
     placer: Placer | None = None,
     worker_module: str = WORKER,
 ) -> BootedCluster:
-    """Start the workers of `config.cluster` and wait until all are ready; `on_wait` hears now and
-    then what is waited for, where that takes long. `placer` stands for the cluster that they are to
-    run on, `worker_module` for the program of those that run here. Raises ConfigError.
+    """Start the workers of `config.cluster` and wait until all are ready; `on_look` hears again and
+    again what is waited for, `on_wait` now and then, where that takes long. `placer` stands for the
+    cluster that they are to run on, `worker_module` for the program of those that run here. Raises
+    ConfigError.
     """
     if (config.autoscaler.enabled or config.cluster.on) and not config.cluster.num_workers:
         config = replace(config, cluster=replace(config.cluster, workers=1))
@@ -124,7 +126,14 @@ def boot_cluster(
         # While the workers load, in processes of their own.
         text = load_text(path, chat_template=template_path(config.model))
         stack.callback(text.close)
-        ready = _wait(engine, lambda: report(*_stage(engine, progress[0])), on_wait)
+
+        def look() -> str:
+            report(*_stage(engine, progress[0]))
+            text = awaited(engine.workers(), config.cluster)
+            on_look(text)
+            return text
+
+        ready = _wait(engine, look, on_wait)
         spec = ready[0].spec
         text_engine = TextEngine(
             engine, text.tokenizer, max_model_len=spec.max_model_len, vocab_size=spec.vocab_size
@@ -139,12 +148,12 @@ def boot_cluster(
 
 
 def _wait(
-    engine: ClusterEngine, report: Callable[[], None], on_wait: Callable[[str], None]
+    engine: ClusterEngine, look: Callable[[], str], on_wait: Callable[[str], None]
 ) -> list[Ready]:
     note_s = time.monotonic() + NOTE_AFTER_S
     while (ready := engine.wait_ready(PROGRESS_S)) is None:
-        report()
-        if time.monotonic() >= note_s and (text := awaited(engine.workers())):
+        text = look()
+        if text and time.monotonic() >= note_s:
             on_wait(text)
             note_s = time.monotonic() + NOTE_EVERY_S
     return ready

@@ -22,7 +22,7 @@ from headrace.cluster.door import Door
 from headrace.cluster.fleet import Fleet
 from headrace.cluster.roles import SetWorkerRole
 from headrace.cluster.rolling import RollingRestart
-from headrace.cluster.states import worker_states
+from headrace.cluster.states import absence, worker_states
 from headrace.cluster.switchboard import Speaker
 from headrace.core.base.errors import ConfigError, InvariantError
 from headrace.core.base.events import Arrive, CallAt, Cancel, EngineEffect
@@ -123,6 +123,16 @@ class ClusterEngine(Intake[Restart | SetWorkerRole]):
         with self._turn:
             now = Ns(time.monotonic_ns())
             return worker_states(now, self._crew.fleet, self._crew.canaries)
+
+    def absence(self) -> str:
+        scaling = self._autoscaling
+        with self._turn:
+            return absence(
+                Ns(time.monotonic_ns()),
+                self._crew.fleet,
+                self._crew.canaries,
+                is_scaled=scaling is not None and not scaling.has_failed,
+            )
 
     def pools(self) -> list[PoolStatus]:
         with self._turn:

@@ -5,7 +5,9 @@ from typing import Final
 
 from headrace.cluster.canary import Canaries
 from headrace.cluster.fleet import Fleet, Slot
+from headrace.cluster.roles import DECODING
 from headrace.core.base.types import Ns
+from headrace.core.config.cluster import ClusterConfig
 from headrace.live.port import WorkerPhase, WorkerState
 
 _VERBS: Final = {"fetch": "fetches the model", "load": "loads the model"}
@@ -58,17 +60,55 @@ def _stage(slot: Slot, canaries: Canaries) -> str:
             return "measures what its steps take"
 
 
-def awaited(workers: Iterable[WorkerState]) -> str:
-    """Which workers are not ready and what each is about, for people; empty = all are."""
+def absence(now: Ns, fleet: Fleet, canaries: Canaries, *, is_scaled: bool) -> str:
+    """Why nobody would compute a request that came now, and what helps; empty = somebody would.
+
+    Where workers are `is_scaled`, a pool may sleep on purpose: the next request wakes it, and those
+    that come while it wakes up wait for that. Who was lost or restarts is away, however soon
+    another one takes its place: nobody knows how long it loads.
+    """
+    pool = [
+        slot
+        for slot in fleet
+        if slot.next_role in DECODING and (slot.leaving is None or slot.leaving.comes_back)
+    ]
+    if any(slot.is_ready and slot.leaving is None for slot in pool):
+        return ""
+    if is_scaled and (not pool or any(_wakes_up(slot) for slot in pool)):
+        return ""
+    names = {slot.name for slot in pool}
+    states = [one for one in worker_states(now, fleet, canaries) if one.name in names]
+    return f"no worker that decodes is ready: {awaited(states, fleet.config)}"
+
+
+def _wakes_up(slot: Slot) -> bool:
+    """Whether nobody has been ready or lost in this place."""
+    return slot.ready is None and not slot.num_short_lives
+
+
+def awaited(workers: Iterable[WorkerState], config: ClusterConfig) -> str:
+    """Which workers are not ready, what each is about and what helps, for people; empty = all are
+    ready.
+    """
+    workers = list(workers)
+    if not workers:
+        return f"none is there; {_remedy(config)}"
     return ", ".join(
         f"{worker.name} {worker.stage or _pause(worker)}"
         for worker in workers
-        if not worker.is_ready
+        if worker.phase is not WorkerPhase.READY
     )
+
+
+def _remedy(config: ClusterConfig) -> str:
+    """For whoever waits and has no worker that starts."""
+    if config.listen and not config.on:
+        return f"start one: headrace worker --connect {config.listen} --secret-file FILE"
+    return "none will be started, so restart the server"
 
 
 def _pause(worker: WorkerState) -> str:
     if worker.restart_in_s is None:
-        return "leaves"
+        return "ends what it has begun"
     why = f", {worker.fault}" if worker.fault else ""
     return f"starts in {worker.restart_in_s:.0f} s{why}"

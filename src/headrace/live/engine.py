@@ -131,6 +131,9 @@ class LiveEngine(Intake[_Own]):
     def workers(self) -> Sequence[WorkerState]:
         return ()
 
+    def absence(self) -> str:
+        return ""
+
     def set_role(self, worker: str, role: Role) -> Future[None]:
         done: Future[None] = Future()
         error = RequestError("this server has no workers", status_hint=404, code="not_found")

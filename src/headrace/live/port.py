@@ -94,6 +94,12 @@ class Engine(Protocol):
         """The processes behind it; none where it is in this one."""
         ...
 
+    def absence(self) -> str:
+        """Why nobody would compute a sequence that came now, though it may come and wait, in words
+        with what helps; empty = somebody would, or wakes up for it.
+        """
+        ...
+
     def set_role(self, worker: str, role: Role) -> Future[None]:
         """Let this process be for something else from now on, without an end of anything. The
         future hears RequestError where that cannot be, OverloadError where the worker was lost over

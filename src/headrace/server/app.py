@@ -166,12 +166,13 @@ def _health(service: Service, request: Request) -> Response:
 
 
 def _ready(service: Service, request: Request) -> Response:
-    """Whether a request may come now."""
-    if service.door is Door.OPEN:
-        return _json({"status": service.door})
-    status: dict[str, str] = {"status": service.door}
-    if service.detail:
-        status["detail"] = service.detail
+    """Whether a request that comes now is computed soon."""
+    door, detail = service.readiness()
+    if door is Door.OPEN:
+        return _json({"status": door})
+    status: dict[str, str] = {"status": door}
+    if detail:
+        status["detail"] = detail
     response = _json(status, 503)
     response.headers["retry-after"] = str(round(RETRY_AFTER_S))
     return response

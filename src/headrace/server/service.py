@@ -32,6 +32,7 @@ RETRY_AFTER_S = 2.0
 
 class Door(StrEnum):
     LOADING = "loading"
+    WAITING = "waiting"  # who comes is let in, and waits for somebody who computes
     OPEN = "open"
     DRAINING = "draining"
     FAILED = "failed"
@@ -130,18 +131,29 @@ class Service:
             return Door.FAILED
         return Door.DRAINING if self._is_draining else Door.OPEN
 
-    @property
-    def detail(self) -> str:
-        """What the door's state does not tell; empty = nothing."""
-        is_waiting = self.door is Door.LOADING and self.waits_for
-        return f"waiting for {self.waits_for}" if is_waiting else ""
+    def readiness(self) -> tuple[Door, str]:
+        """The door, or that nobody is behind it, and what an operator should know of that; empty =
+        nothing. Anything but OPEN says: ask another server, if there is one.
+        """
+        door = self.door
+        if door is Door.LOADING and self.waits_for:
+            return door, f"waiting for workers: {self.waits_for}"
+        if door is Door.OPEN and self._served is not None:
+            absence = self._served.text_engine.engine.absence()
+            return (Door.WAITING, absence) if absence else (door, "")
+        return door, ""
 
     def enter(self) -> Served:
         """The model, for a request that may come in; else OverloadError 503."""
         door = self.door
         if door is not Door.OPEN or self._served is None:
-            raise OverloadError(self.detail or _CLOSED[door], retry_after_s=RETRY_AFTER_S)
+            raise OverloadError(self._closed(door), retry_after_s=RETRY_AFTER_S)
         return self._served
+
+    def _closed(self, door: Door) -> str:
+        """What a client hears. Which workers there are is for the operator."""
+        is_waiting = door is Door.LOADING and self.waits_for
+        return "the server is waiting for its workers" if is_waiting else _CLOSED[door]
 
     def model(self, name: str | None) -> Served:
         """The model that a request names; no name means the one there is. RequestError 404."""
@@ -222,5 +234,6 @@ _CLOSED = {
     Door.LOADING: "the model is still loading",
     Door.DRAINING: "the server is shutting down",
     Door.FAILED: "the engine has failed; the server must be restarted",
+    Door.WAITING: "",
     Door.OPEN: "",
 }
