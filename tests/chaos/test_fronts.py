@@ -14,7 +14,9 @@ import pytest
 
 from chaos.test_workers import answers, requests, tiny_config, undisturbed, wait_until
 from headrace.cluster.boot import BootedCluster, boot_cluster
+from headrace.core.config.resolve import resolve
 from headrace.core.config.schema import Config
+from headrace.live.machine import machine_facts
 from support.front_process import front_process
 from support.remote_worker import free_ports, listening, remote_worker
 
@@ -178,6 +180,11 @@ def test_a_front_end_that_asks_for_something_else_is_told_so(
         )
         with pytest.raises(ConfigError, match=r"serves another front end with kv.memory_bytes = "):
             boot_cluster(other)
+        # What says in numbers what the first one leaves open is welcome.
+        same = replace(other, kv=config.kv, device=resolve(config, machine_facts()).config.device)
+        assert same.device.activations != config.device.activations
+        with closing(boot_cluster(same)) as second:
+            assert num_ready(second) == 1
         assert num_ready(cluster) == 1
         assert process.poll() is None
         cluster.engine.check()

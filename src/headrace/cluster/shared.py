@@ -10,9 +10,10 @@ import os
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
+from headrace.cluster.agreement import SHARED_SECTIONS, differences
 from headrace.cluster.session import Session
 from headrace.cluster.wire import (
     Audit,
@@ -57,9 +58,6 @@ from headrace.live.machine import machine_facts
 
 _log = logging.getLogger(__name__)
 
-# What an engine is made of; the rest of a configuration is each front end's own.
-SHARED_SECTIONS = ("model", "device", "kv", "scheduler")
-
 
 class Occupied(HeadraceError):
     """The engine serves others with something else."""
@@ -83,6 +81,10 @@ class Worker:
     @property
     def has_failed(self) -> bool:
         return self._engine.failure is not None
+
+    def differences(self, asked: Configure) -> list[str]:
+        """What would have to be alike for its engine to serve what is asked, and is not."""
+        return differences(asked.config, self.asked.config, self._booted.resolution)
 
     def open(self, asked: Configure, line: WorkerLine) -> Session:
         """The front end at this line hears what the engine does from some turn on."""
@@ -280,16 +282,16 @@ class SharedEngine:
             for member in self._members:
                 member.session.line.cut()
         else:
-            difference = _difference(asked.config, worker.asked.config)
-            if difference and self._members:
+            different = worker.differences(asked)
+            if different and self._members:
                 raise Occupied(
-                    f"this worker serves another front end with {difference}",
+                    f"this worker serves another front end with {'; '.join(different)}",
                     hint="front ends with workers in common need the same model, device, kv and"
                     " scheduler settings",
                 )
             # What is recorded of its steps is for the first one to say.
             is_same = asked.config.telemetry == worker.asked.config.telemetry
-            if self._members or (is_same and not difference):
+            if self._members or (is_same and not different):
                 return worker
         self._last_role, self._worker = worker.role, None
         worker.close()
@@ -321,17 +323,6 @@ def _booted(asked: Configure, line: WorkerLine, as_worker: AsWorker, boot: Boot)
     )
     booted.loaded.close()  # the text is the front ends'
     return Worker(asked, booted)
-
-
-def _difference(asked: Config, served: Config) -> str:
-    """The first setting in which they differ, for people; empty = what counts is alike."""
-    for section in SHARED_SECTIONS:
-        theirs, ours = getattr(asked, section), getattr(served, section)
-        for field in fields(ours):
-            wanted, had = getattr(theirs, field.name), getattr(ours, field.name)
-            if wanted != had:
-                return f"{section}.{field.name} = {had!r}, not {wanted!r}"
-    return ""
 
 
 def shared_facts(num_sharing: int) -> MachineFacts:

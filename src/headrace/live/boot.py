@@ -6,7 +6,7 @@ What does not fit, is not there or cannot be read is a ConfigError that says wha
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -154,6 +154,8 @@ def boot(
     """
     # Measured before the model takes its share, so that it counts all that there is to give.
     machine = machine_facts() if machine is None else machine
+    if worker is not None:
+        machine = replace(machine, kv_device=interface_of(worker.kv_host))
     path = resolve_model(config.model.path, _stage(on_progress, "fetch"))
     backend = make_backend(config.device)
     loaded = load_model(
@@ -230,7 +232,9 @@ def _make_nixl(pool: SharedPool, device: str, host: str) -> NixlAgent | None:
     if not (device and host):
         return None
     try:
-        return NixlAgent(pool, interface_of(host) if device == "auto" else device)
+        if device == "auto":
+            raise NixlMissing(f"no network interface has the address {host}")
+        return NixlAgent(pool, device)
     except NixlMissing as fault:
         _log.warning("KV goes between machines over TCP: %s", fault)
         return None

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from headrace.core.base.errors import ConfigError
 from headrace.core.base.names import find_name_fault
+from headrace.core.config.arithmetic import choose_arithmetic
 from headrace.core.config.ledger import ByteLedger, KvPlan, plan_kv
 from headrace.core.config.merge import config_of, values_of
 from headrace.core.config.schema import Config, DeviceConfig
@@ -21,6 +22,7 @@ class MachineFacts:
     total_bytes: int
     available_bytes: int  # that this process may have, what it holds already included
     isas: tuple[str, ...] = ()  # that the native backend can use, fastest first
+    kv_device: str = ""  # network interface by which others copy KV; empty = there is none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +45,8 @@ class Resolution:
     config: Config
     reasons: Mapping[str, str]  # key -> why it has the value that it was given here
     kv: KvPlan | None  # None where no model was given
+    machine: MachineFacts
+    model: ModelFacts | None = None
 
 
 def resolve(config: Config, machine: MachineFacts, model: ModelFacts | None = None) -> Resolution:
@@ -60,17 +64,17 @@ def resolve(config: Config, machine: MachineFacts, model: ModelFacts | None = No
 
     fill("device.threads", machine.num_cores, "cores that this process may use")
     fill("scheduler.chunk_tokens", config.scheduler.step_tokens, "scheduler.step_tokens")
-    if config.device.backend == "native" and machine.isas:
+    device = config.device
+    if device.backend == "native" and machine.isas:
         fill("device.isa", machine.isas[0], "the fastest that this CPU and build have")
-        has_tiles = values["device.isa"] == "amx"
-        activations, reason = "int8", "the fastest for every type of weights"
-        if has_tiles:
-            activations, reason = "int12", "the fastest with AMX"
-        fill("device.activations", activations, reason)
-        if has_tiles and values["device.activations"] != "f32":
-            fill("device.attention", "bf16", "the fastest with AMX")
-        else:
-            fill("device.attention", "f32", "exact, where bf16 is not faster")
+    if device.backend != "native" or machine.isas:
+        chosen = choose_arithmetic(
+            device.backend, str(values["device.isa"]), device.activations, device.attention
+        )
+        fill("device.activations", chosen.activations, chosen.why_activations)
+        fill("device.attention", chosen.attention, chosen.why_attention)
+    if config.kv.nixl and machine.kv_device:  # without a name it is not wanted
+        fill("kv.nixl", machine.kv_device, "the interface of the way to the front end")
     kv = None
     if model is not None:
         fill("model.name", model.name, "the model's file")
@@ -78,7 +82,7 @@ def resolve(config: Config, machine: MachineFacts, model: ModelFacts | None = No
         fill("model.max_model_len", model.max_model_len, "the model's own limit")
         kv = _plan_kv(config_of(values), machine, model)
         fill("kv.memory_bytes", kv.memory_bytes, kv.reason)
-    return Resolution(config_of(values), reasons, kv)
+    return Resolution(config_of(values), reasons, kv, machine, model)
 
 
 def check_device(device: DeviceConfig, isas: Sequence[str]) -> None:

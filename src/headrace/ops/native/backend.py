@@ -18,7 +18,8 @@ rows and threads:
 
 `attention="bf16"` rounds queries and the weights of values to bf16 and multiplies as AMX's tiles
 do, which every instruction set follows with the same bits (docs/adr/0029). What is "auto" depends
-on the instruction set; machines of several kinds that shall give the same bits are told both.
+on the instruction set (`core/config/arithmetic.py`); machines of several kinds that shall give the
+same bits are told both.
 """
 
 import os
@@ -27,6 +28,7 @@ from pathlib import Path
 
 from headrace.core.base.errors import ConfigError, DeviceError
 from headrace.core.base.plan import BlockCopy, TokenLogprob
+from headrace.core.config.arithmetic import choose_arithmetic
 from headrace.ops.interface import (
     NO_TOKEN,
     AttentionSpec,
@@ -78,9 +80,8 @@ class NativeBackend:
     `isa` is one of `usable_isas()` or "auto". `activations` is the least precision that inputs of
     linear layers may be rounded to: "f32" rounds nothing, "bf16" those of BF16 weights, "int8"
     and "int12" those of quantised weights, and those of BF16 weights where `isa` has products of
-    bf16; "auto" is "int12" where `isa` has tiles, and else "int8". `attention` multiplies in "f32"
-    or "bf16"; "auto" is bf16 where `isa` has tiles and activations may be rounded. Raises
-    ConfigError for what this machine cannot do.
+    bf16; `attention` multiplies in "f32" or "bf16". Raises ConfigError for what this machine cannot
+    do.
     """
 
     name = "native"
@@ -106,14 +107,12 @@ class NativeBackend:
             raise ConfigError("threads must be in 0..1024", threads=threads)
         self.isa = _native.fastest_isa() if isa == "auto" else isa
         self.bf16_products = _native.bf16_products(self.isa)  # "fma", "dot" or "tiles"
-        if activations == "auto":
-            activations = "int12" if self.bf16_products == "tiles" else "int8"
+        chosen = choose_arithmetic("native", self.isa, activations, attention)
+        activations, attention = chosen.activations, chosen.attention
         may_round = activations != "f32"
         self.bf16 = activations == "bf16" or (may_round and self.bf16_products != "fma")
         self.int12 = activations == "int12"
         self.int8 = activations in ("int8", "int12")
-        if attention == "auto":
-            attention = "bf16" if may_round and self.bf16_products == "tiles" else "f32"
         self.attention_bf16 = attention == "bf16"
         self._pool = _native.Pool(threads or default_threads())
         self._weight_bytes = 0

@@ -120,10 +120,17 @@ def test_without_a_model_what_depends_on_it_stays_open() -> None:
     assert resolution.config.device.threads == 6
 
 
-def test_the_torch_backend_has_no_instruction_set() -> None:
+def test_the_torch_backend_has_no_instruction_set_and_rounds_nothing() -> None:
     resolution = resolve(from_settings({"backend": "torch"}), MACHINE)
     assert resolution.config.device.isa == "auto"
-    assert resolution.config.device.activations == "auto"
+    assert resolution.config.device.activations == resolution.config.device.attention == "f32"
+
+
+def test_the_interface_of_the_way_to_the_front_end_is_for_those_who_want_it() -> None:
+    machine = replace(MACHINE, kv_device="eth1")
+    for asked, device in (("", ""), ("auto", "eth1"), ("mlx5_0:1", "mlx5_0:1")):
+        assert resolve(from_settings({"nixl": asked}), machine).config.kv.nixl == device
+    assert resolve(from_settings({"nixl": "auto"}), MACHINE).config.kv.nixl == "auto"
 
 
 def test_a_machine_without_the_extension_leaves_it_open() -> None:

@@ -14,6 +14,9 @@ import numpy as np
 import pytest
 
 from headrace.core.base.errors import ConfigError, DeviceError
+from headrace.core.config.resolve import MachineFacts, resolve
+from headrace.core.config.schema import Config
+from headrace.live.machine import usable_isas
 from headrace.ops.interface import AttentionSpec, KvLayout, KvType, Rope, TensorView, WeightType
 from headrace.ops.native import _native
 from headrace.ops.native.backend import NativeBackend, default_threads
@@ -29,6 +32,16 @@ KV = KvLayout(1, 1, 8, 4)
 def test_settings_that_cannot_be(settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         NativeBackend(**settings)
+
+
+def test_a_backend_that_is_told_nothing_computes_as_a_server_that_is_told_nothing() -> None:
+    isas = usable_isas()
+    for isa in isas:
+        machine = MachineFacts(num_cores=1, total_bytes=1, available_bytes=1, isas=(isa,))
+        device = resolve(Config(), machine).config.device
+        told = NativeBackend(1, device.isa, device.activations, device.attention)
+        assert NativeBackend(1, isa).arithmetic == told.arithmetic
+    assert NativeBackend(1).isa == isas[0]
 
 
 def test_threads_default_to_the_cpus_of_the_process() -> None:
