@@ -178,6 +178,18 @@ def test_prefill_workers_hand_over_what_they_computed() -> None:
     assert all(record.time.transfer_ns > 0 for record in fates.report.records)
 
 
+@pytest.mark.parametrize("neighbour_weight", [0.1, 5.0])
+def test_where_nothing_is_lost_no_copy_fails(neighbour_weight: float) -> None:
+    """Nobody is asked for what is still to be computed there, or for more than it has."""
+    cluster = split(1, 1)
+    front = ClusterConfig(handoff="auto", handoff_neighbour_weight=neighbour_weight)
+    router = replace(cluster.router, kv_link="memory")
+    cluster = replace(cluster, front=front, router=router)
+    report = simulate_cluster(replace(cluster, link=Link(latency_ns=1e4, byte_ns=0.1)))
+    assert 0 < report.num_handoffs < TRAFFIC.num_requests
+    assert [use.stats.num_failed_loads for use in report.workers] == [0, 0]
+
+
 def test_a_slow_link_shows_in_the_time_between_tokens() -> None:
     fast, slow = (
         simulate_cluster(replace(split(), link=Link(latency_ns=1e6, byte_ns=byte_ns)))

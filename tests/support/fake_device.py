@@ -274,7 +274,10 @@ class Bench:
         spec = self.specs[SeqId(seq_id)]
         tokens = spec.prompt_tokens + spec.output_tokens
         size = self.spec.block_size
-        self.device.receive(copy, tokens[: (len(tokens) - 1) // size * size], num_blocks)
+        num_asked = (len(tokens) - 1) // size
+        if spec.num_source_blocks is not None:
+            num_asked = min(num_asked, spec.num_source_blocks)
+        self.device.receive(copy, tokens[: num_asked * size], num_blocks)
         error = "" if num_blocks == len(copy.names) else "broken off"
         return self.handle(CopyDone(copy.copy_id, num_blocks, error))
 

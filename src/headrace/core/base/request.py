@@ -34,6 +34,7 @@ class SeqSpec(msgspec.Struct, frozen=True, kw_only=True):
     params: SamplingParams
     eos_token_ids: tuple[int, ...] = ()
     kv_source: str = ""  # place that may have the KV of its tokens; empty = none
+    num_source_blocks: int | None = None  # leading ones that it has, as far as is known; None = all
     is_leased: bool = False  # its blocks are held for another worker when it has ended
     salt: str = ""  # keeps tenants' cached blocks apart
     adapter: str = ""

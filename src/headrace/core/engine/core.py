@@ -235,7 +235,8 @@ class EngineCore:
         until = Ns(seq.queued_ns + round(self.config.kv.load_timeout_s * NS_PER_S))
         if until <= self._now:
             return False
-        wanted = Wanted(seq.chain, seq.tokens, seq.spec.kv_source)
+        spec = seq.spec
+        wanted = Wanted(seq.chain, seq.tokens, spec.kv_source, spec.num_source_blocks)
         num_kept = self._scheduler.num_kept if wanted.source else 0
         held = self._handoff.load(seq.seq_id, wanted, seq.reusable_tokens, until, num_kept)
         self._hold(held, until, effects)

@@ -27,6 +27,7 @@ class Wanted(NamedTuple):
     chain: BlockChain
     tokens: Sequence[int]
     source: str
+    num_blocks: int | None = None  # leading ones that it has, as far as is known; None = all
 
 
 @dataclass(slots=True, kw_only=True)
@@ -135,6 +136,8 @@ class HandoffCore:
         self, seq_id: SeqId, wanted: Wanted, limit_tokens: int, until: Ns, num_kept: int
     ) -> Held:
         num_blocks = limit_tokens // self._kv.block_size
+        if wanted.num_blocks is not None:
+            num_blocks = min(num_blocks, wanted.num_blocks)
         handle = self._open(wanted, num_blocks, num_kept)
         if handle is None:
             return NOTHING
@@ -188,7 +191,7 @@ class HandoffCore:
             raise InvariantError("a copy ended that was never started", copy_id=handle)
         if not 0 <= done.num_blocks <= load.num_coming:
             raise InvariantError("a copy of more blocks than were asked for", copy_id=handle)
-        chain, tokens, _ = load.wanted
+        chain, tokens = load.wanted.chain, load.wanted.tokens
         for name in chain.names[load.num_there : load.num_there + load.num_coming]:
             if self._load_of_block.get(name) == handle:
                 del self._load_of_block[name]

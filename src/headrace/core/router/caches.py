@@ -43,6 +43,19 @@ class Caches:
                 is_news = True
         return self.index.match(names) if is_news else hits
 
+    def holders(self, names: Sequence[bytes], hits: Sequence[tuple[int, int]]) -> tuple[int, int]:
+        """(who has most of these by now, how many leading ones), of what `match` has found: what is
+        still to be computed there cannot be copied from there.
+        """
+        if not hits:
+            return 0, 0
+        most, depth = hits[0]
+        here = most & self.index.holders_of(names[depth - 1])
+        if here:
+            return here, depth
+        found = self.index.match(names, is_here=True)
+        return found[0] if found else (0, 0)
+
     def _publishes(self, worker: Worker) -> bool:
         return self._listens and worker.up.publishes_kv
 

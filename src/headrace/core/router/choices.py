@@ -10,7 +10,7 @@ from headrace.core.router.events import RouteRequest
 from headrace.core.router.explain import Choice
 from headrace.core.router.fleet import Fleet, Survey
 from headrace.core.router.policies import Chooser
-from headrace.core.router.pricing import Pricing
+from headrace.core.router.pricing import NOBODY, Pricing
 from headrace.core.router.waiting import WaitingRoom
 from headrace.core.router.worker import Worker
 
@@ -27,7 +27,10 @@ class Choices:
 
     def price(self, now: Ns, request: RouteRequest) -> Pricing:
         hits = self._caches.match(now, request.block_names)
-        return Pricing(now, request, self._config, self._fleet, hits)
+        holders = NOBODY
+        if self._config.fetch_kv and self._config.kv_link and not request.is_coming:
+            holders = self._caches.holders(request.block_names, hits)
+        return Pricing(now, request, self._config, self._fleet, hits, holders)
 
     def choose(self, survey: Survey, pricing: Pricing) -> Choice | None:
         """The policy's choice; under `kv` that may be a worker without room, worth waiting for."""

@@ -26,6 +26,11 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     fetch_from_id: WorkerId | None = None
 
     @property
+    def num_source_blocks(self) -> int:
+        """Leading blocks that the worker has which they would be fetched from."""
+        return self.num_hit_blocks + self.num_fetched_blocks
+
+    @property
     def ttft_ms(self) -> float:
         """From now to the first token."""
         return self.queue_ms + self.prefill_ms + self.transfer_ms

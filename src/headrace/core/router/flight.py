@@ -26,6 +26,7 @@ from headrace.core.base.request import FinishReason, SeqSpec
 from headrace.core.base.types import SeqId, WorkerId
 from headrace.core.base.worker import Role
 from headrace.core.kv.names import BlockChain, root_name
+from headrace.core.router.decision import Decision
 from headrace.core.router.events import RouteReject, RouteRequest
 
 Said = Admitted | Emit | Preempted | Finish | Reject  # what readers hear
@@ -232,12 +233,24 @@ class Flight:
                 words.append(self._finish(part, FinishReason.LENGTH))
         return words
 
-    def begin(self, worker_id: WorkerId, kv_source: str = "") -> tuple[SeqSpec, ...]:
-        """It goes to this worker: the sequences with all that they have."""
+    def begin(
+        self, worker_id: WorkerId, kv_source: str = "", num_blocks: int | None = None
+    ) -> tuple[SeqSpec, ...]:
+        """It goes to this worker: the sequences with all that they have. `num_blocks` of them are
+        known to be at the source.
+        """
         self.worker_id = worker_id
         self.num_output_tokens = 0
         self._has_begun = False
-        return tuple(self._resumed(part, kv_source) for part in self._parts.values())
+        return tuple(self._resumed(part, kv_source, num_blocks) for part in self._parts.values())
+
+    def source(self, decision: Decision | None) -> tuple[WorkerId | None, int | None]:
+        """Who has its KV, and how many blocks of it: its own prefill worker all that is computed,
+        or somebody a prefix.
+        """
+        if self.lender is not None or decision is None:
+            return self.lender, None
+        return decision.chosen.fetch_from_id, decision.chosen.num_source_blocks
 
     def leave_prefill(self) -> None:
         """Its prompt is computed: it waits for a worker that decodes it."""
@@ -314,7 +327,7 @@ class Flight:
             return None
         return msgspec.structs.replace(word, prompt_logprobs=fresh)
 
-    def _resumed(self, part: _Part, kv_source: str) -> SeqSpec:
+    def _resumed(self, part: _Part, kv_source: str, num_blocks: int | None) -> SeqSpec:
         params = part.spec.params
         part.is_prefilled = False
         if part.output:
@@ -330,6 +343,7 @@ class Flight:
             output_tokens=tuple(part.output),
             params=params,
             kv_source=kv_source,
+            num_source_blocks=num_blocks if kv_source else None,
             is_leased=goes_on,
             session="",
             tenant="",

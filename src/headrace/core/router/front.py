@@ -332,7 +332,7 @@ class FrontCore:
         self._route(RouteDone(flight.request_id), effects)
         flight.request_id = self._numbers[flight.specs[0].request_id] = leg.request_id
         self._flights[leg.request_id] = flight
-        effects.append(self._go(flight, leg.worker_id, flight.lender))
+        effects.append(self._go(flight, leg.worker_id, None))
 
     def _end_lease(self, flight: Flight, seq_id: SeqId, effects: list[FrontEffect]) -> None:
         """Nobody needs what a prefill worker holds for it any more."""
@@ -371,19 +371,17 @@ class FrontCore:
     def _dispatch(self, effect: Dispatch, effects: list[FrontEffect]) -> None:
         flight = self._flights.get(effect.request_id)
         if flight is not None:
-            # From its own prefill worker, or from whoever has a prefix of it cached.
-            chosen = effect.decision.chosen
-            holder = chosen.fetch_from_id if flight.lender is None else flight.lender
-            effects.append(self._go(flight, effect.worker_id, holder))
+            effects.append(self._go(flight, effect.worker_id, effect.decision))
             return
         flight, leg = self._legs.answer(effect.request_id, effect.worker_id)
         source = self._workers.address(flight.worker_id, leg.worker_id)
         effects.append(Forward(leg.worker_id, flight.coming(leg.seq_id, source)))
 
-    def _go(self, flight: Flight, worker_id: WorkerId, holder: WorkerId | None) -> Forward:
-        """It goes there, and its KV may be copied from the holder."""
+    def _go(self, flight: Flight, worker_id: WorkerId, decision: Decision | None) -> Forward:
+        """It goes there, and its KV may be copied from whoever has it."""
+        holder, num_blocks = flight.source(decision)
         source = "" if holder == worker_id else self._workers.address(holder, worker_id)
-        return Forward(worker_id, Arrive(flight.begin(worker_id, source)))
+        return Forward(worker_id, Arrive(flight.begin(worker_id, source, num_blocks)))
 
     def _request(self, flight: Flight) -> RouteRequest:
         weight = self._config.handoff_neighbour_weight if self._workers.has_prefill else 0.0

@@ -176,16 +176,26 @@ class PrefixIndex:
             mask |= self._remembered[index].get(name, 0) | self._fading[index].get(name, 0)
         return mask & self._live
 
-    def match(self, names: Sequence[bytes]) -> list[tuple[int, int]]:
+    def holders_of(self, name: bytes) -> int:
+        """Who has it by now, as far as is known."""
+        index = name[0] << 4 | name[1] >> 4
+        mask = self._stored[index].get(name, 0)
+        if self._has_remembered:
+            mask |= self._remembered[index].get(name, 0) | self._fading[index].get(name, 0)
+        return mask & self._live
+
+    def match(self, names: Sequence[bytes], *, is_here: bool = False) -> list[tuple[int, int]]:
         """(workers as bits, leading blocks that they have), for those that have any; deepest first.
+        `is_here`: without what is only expected.
 
         O(d log n) look-ups, with n names and d different depths. Changes nothing.
         """
+        workers_with = self.holders_of if is_here else self.workers_with
         found: list[tuple[int, int]] = []
-        if not names or not (first := self.workers_with(names[0])):
+        if not names or not (first := workers_with(names[0])):
             return found
         # Intervals (low, who has `low` blocks, high, who has `high`), rightmost on top.
-        have_all = first & self.workers_with(names[-1]) if len(names) > 1 else first
+        have_all = first & workers_with(names[-1]) if len(names) > 1 else first
         if have_all:
             found.append((have_all, len(names)))
         todo = [(1, first, len(names), have_all)]
@@ -197,7 +207,7 @@ class PrefixIndex:
                 found.append((at_low ^ at_high, low))
                 continue
             middle = (low + high) // 2
-            at_middle = at_low & self.workers_with(names[middle - 1]) | at_high
+            at_middle = at_low & workers_with(names[middle - 1]) | at_high
             todo.append((low, at_low, middle, at_middle))
             todo.append((middle, at_middle, high, at_high))
         return found

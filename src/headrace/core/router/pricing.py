@@ -17,6 +17,7 @@ regression of its own, and with the decode side in the same currency.
 """
 
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 from headrace.core.base.types import NS_PER_MS, Ns
 from headrace.core.base.worker import Role
@@ -27,6 +28,8 @@ from headrace.core.router.fleet import Fleet
 from headrace.core.router.index import bits_of
 from headrace.core.router.predict import Predictor, Terms
 from headrace.core.router.worker import Worker
+
+NOBODY: Final = (0, 0)
 
 
 class Pricing:
@@ -39,7 +42,9 @@ class Pricing:
         config: RouterConfig,
         fleet: Fleet,
         hits: Iterable[tuple[int, int]],
+        holders: tuple[int, int] = NOBODY,
     ) -> None:
+        """`holders` have so many of its blocks, the most that anybody can be asked for."""
         self.request = request
         self.now = now
         self._config = config
@@ -47,14 +52,12 @@ class Pricing:
         self._num_output = min(request.max_tokens, config.expected_output_tokens)
         self._terms: dict[tuple[Predictor, int], Terms] = {}
         self._depths: dict[Worker, int] = {}
-        self._deepest = 0
-        self._holder: Worker | None = None  # has the deepest hit
+        have_most, self._deepest = holders
+        self._holder = next((fleet.with_bit(bit) for bit in bits_of(have_most)), None)
         for workers, depth in hits:
             for bit in bits_of(workers):
                 worker = fleet.with_bit(bit)
                 self._depths[worker] = depth
-                if depth > self._deepest:
-                    self._deepest, self._holder = depth, worker
 
     def num_hit_blocks(self, worker: Worker) -> int:
         return self._depths.get(worker, 0)
@@ -131,14 +134,13 @@ class Pricing:
 
     def _find_terms(self, predictor: Predictor, depth: int) -> Terms:
         num_tokens = max(1, self.request.num_tokens)
-        deepest, link = self._deepest, self._config.kv_link
         if self.request.is_coming:
             num_coming = len(self.request.block_names) - depth
-            coming_ns = predictor.fetch_ns(num_coming, link) or 0
+            coming_ns = predictor.fetch_ns(num_coming, self._config.kv_link) or 0
             return Terms(predictor, num_tokens, depth + num_coming, num_coming, coming_ns)
         terms = Terms(predictor, num_tokens, depth)
-        if self._config.fetch_kv and link and deepest > depth:
-            transfer_ns = predictor.fetch_ns(deepest - depth, link)
+        if (deepest := self._deepest) > depth:
+            transfer_ns = predictor.fetch_ns(deepest - depth, self._config.kv_link)
             if transfer_ns is not None:
                 fetched = Terms(predictor, num_tokens, deepest, deepest - depth, transfer_ns)
                 return min(terms, fetched, key=lambda either: either.ttft_ns)

@@ -52,6 +52,32 @@ def test_nothing_is_copied_into_what_others_were_promised(promise: dict[str, obj
     assert not bench.preempted
 
 
+@pytest.mark.parametrize("num_at_source", [1, 3, 4, 9])
+def test_no_more_is_asked_for_than_its_source_has(num_at_source: int) -> None:
+    """So that a copy which brings all of that is none that has failed."""
+    bench = Bench()
+    spec = bench.seq(PROMPT, max_tokens=3, kv_source=SOURCE, num_source_blocks=num_at_source)
+    bench.handle(Arrive((spec,)))
+    (copy,) = bench.copies
+    assert len(copy.names) == min(num_at_source, 4)
+    bench.end_copy(len(copy.names), seq_id=0)
+    bench.run()
+    bench.assert_outputs()
+    assert bench.finished[SeqId(0)].num_cached_tokens == 4 * min(num_at_source, 4)
+    assert bench.core.stats().num_failed_loads == 0
+
+
+def test_nothing_is_asked_for_where_its_source_has_no_more_than_is_here() -> None:
+    bench = Bench()
+    bench.handle(Arrive((bench.seq(PROMPT[:9], max_tokens=1),)))
+    bench.run()
+    spec = bench.seq(PROMPT, max_tokens=3, kv_source=SOURCE, num_source_blocks=2)
+    bench.handle(Arrive((spec,)))
+    assert not bench.copies
+    bench.run()
+    bench.assert_outputs()
+
+
 def test_only_what_is_missing_is_asked_for() -> None:
     bench = Bench()
     bench.handle(Arrive((bench.seq(PROMPT[:9], max_tokens=1),)))

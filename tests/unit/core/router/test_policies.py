@@ -4,6 +4,7 @@ from collections import Counter
 
 import pytest
 
+from headrace.core.base.types import WorkerId
 from headrace.core.cost.fitted import FittedCostModel
 from support.routing import SIZE, Routing, names, spec, stored
 
@@ -152,6 +153,34 @@ def test_kv_is_fetched_where_that_is_quicker_than_to_compute_it() -> None:
                 None,
                 0.0,
             )
+
+
+def test_what_is_still_to_be_computed_somewhere_is_not_fetched_from_there() -> None:
+    """Twins go where they are expected, but nothing can be copied from there yet."""
+    routing = Routing(kv_link="memory")
+    routing.up(0, kv_block_bytes=1 << 10)
+    routing.up(1, kv_block_bytes=1 << 10)
+    routing.kv(0, *stored(*CHAIN[:16]))
+    first = routing.place(CHAIN, excluded=(WorkerId(1),))
+    again = routing.place(CHAIN, excluded=(WorkerId(0),)).decision.chosen
+    assert (again.fetch_from_id, again.num_fetched_blocks, again.num_source_blocks) == (0, 16, 16)
+    routing.done(2)
+    routing.kv(0, *stored(*CHAIN[16:]))
+    routing.started(first.request_id)
+    again = routing.place(CHAIN, excluded=(WorkerId(0),)).decision.chosen
+    assert (again.fetch_from_id, again.num_fetched_blocks, again.num_source_blocks) == (0, 64, 64)
+
+
+def test_what_a_silent_worker_was_sent_is_fetched_when_it_is_computed() -> None:
+    routing = Routing(kv_link="memory")
+    routing.up(0, kv_block_bytes=1 << 10, publishes_kv=False)
+    routing.up(1, kv_block_bytes=1 << 10, publishes_kv=False)
+    first = routing.place(CHAIN, excluded=(WorkerId(1),))
+    second = routing.place(CHAIN, excluded=(WorkerId(0),))
+    assert second.decision.chosen.fetch_from_id is None
+    routing.done(second.request_id)
+    routing.started(first.request_id)
+    assert routing.place(CHAIN, excluded=(WorkerId(0),)).decision.chosen.fetch_from_id == 0
 
 
 def test_workers_without_events_are_known_by_what_they_were_sent() -> None:
