@@ -16,10 +16,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from headrace.core.base.names import one_line
 from headrace.core.config.units import format_bytes
 
 PLAIN_WIDTH = 250  # columns of what is no terminal: programs read lines, and nobody wraps them
 HELP_WIDTH = 100
+MAX_LINE = 4096  # of what may be others' words
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 STAGES = {
     "fetch": "fetching the model",
@@ -99,7 +101,7 @@ def print_piece(text: str) -> None:
 def report_error(text: str) -> None:
     """`error: …` on standard error; lines that begin with `hint:` keep their own word."""
     out = console(sys.stderr)
-    lines = text.splitlines() or ["unknown"]
+    lines = [one_line(line, MAX_LINE) for line in text.splitlines()] or ["unknown"]
     out.print(Text("error: ", "bold red") + Text(lines[0]), soft_wrap=True)
     for line in lines[1:]:
         if line.startswith("hint: "):
@@ -109,8 +111,9 @@ def report_error(text: str) -> None:
 
 
 def report_note(text: str) -> None:
-    """A line on standard error about what goes on."""
-    console(sys.stderr).print(Text(text), soft_wrap=True)
+    """Lines on standard error about what goes on."""
+    shown = "\n".join(one_line(line, MAX_LINE) for line in text.split("\n"))
+    console(sys.stderr).print(Text(shown), soft_wrap=True)
 
 
 def rewrite_line(text: str) -> None:

@@ -12,6 +12,7 @@ from rich.text import Text
 from headrace.cli.output import console, print_json
 from headrace.cli.top import is_http
 from headrace.core.base.errors import ConfigError
+from headrace.core.base.names import one_line
 
 TIMEOUT_S: Final = 20.0  # longer than the server waits for the worker
 MAX_ANSWER_BYTES: Final = 1 << 20
@@ -56,7 +57,7 @@ def role(worker: str, kind: str, url: str, *, as_json: bool) -> int:
     if as_json:
         print_json(msgspec.json.decode(body))
     else:
-        console().print(Text(f"worker {state.name} is for {state.role} now"))
+        console().print(Text(one_line(f"worker {state.name} is for {state.role} now")))
     return 0
 
 

@@ -21,6 +21,7 @@ from rich.text import Text
 
 from headrace.cli.output import console, print_facts, print_json
 from headrace.core.base.errors import ConfigError
+from headrace.core.base.names import one_line
 
 TIMEOUT_S = 5.0
 MAX_PAGE_BYTES = 8 << 20
@@ -191,7 +192,7 @@ def facts(shown: dict[str, Any]) -> dict[str, dict[str, str]]:
         },
     }
     for worker in shown["workers"]:
-        groups.setdefault("workers", {})[worker["name"]] = (
+        groups.setdefault("workers", {})[one_line(worker["name"])] = one_line(
             f"{_role(worker)}{worker['phase'] or ('up' if worker['is_up'] else 'down')},"
             f" started {worker['num_starts']} x{_losses(worker)},"
             f" {worker['num_running_seqs']} running, {worker['num_waiting_seqs']} waiting,"
@@ -227,7 +228,7 @@ def top(url: str, *, every_s: float, is_once: bool, as_json: bool) -> int:
             try:
                 now = read(url)
             except ConfigError as error:
-                live.update(Text(str(error), "bold red"), refresh=True)
+                live.update(Text(one_line(str(error)), "bold red"), refresh=True)
                 continue
             live.update(_page(url, facts(figures(now, before))), refresh=True)
             before = now
@@ -238,7 +239,7 @@ def _page(url: str, groups: dict[str, dict[str, str]]) -> Group:
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     for title, rows in groups.items():
         for index, (name, value) in enumerate(rows.items()):
-            table.add_row(Text("" if index else title, "bold"), name, value)
+            table.add_row(Text("" if index else title, "bold"), Text(name), Text(value))
     return Group(Text(f"{url}    {time.strftime('%H:%M:%S')}    Ctrl-C ends", "dim"), table)
 
 

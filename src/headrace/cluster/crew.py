@@ -359,8 +359,8 @@ class Crew:
         if not (self.start.done() and self.start.exception()):
             wait_s = self.fleet.restart_in_s(slot, self._now)
             next_one = f"; another one starts in {wait_s:g} s" if wait_s else ""
-            _log.warning("worker %s is lost: %s%s", slot.name, reason, next_one)
-        self._is_down(slot, worker_id, reason, is_failure=True)
+            _log.warning("worker %s is lost: %s%s", slot.name, slot.fault, next_one)
+        self._is_down(slot, worker_id, slot.fault, is_failure=True)
 
     def _is_down(
         self, slot: Slot, worker_id: WorkerId | None, reason: str, *, is_failure: bool

@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 from headrace.cluster.placement.process import Awaited
 from headrace.cluster.process import RemoteProcess, WorkerProcess
 from headrace.cluster.wire import Configure, Hello, Ready
+from headrace.core.base.names import one_line
 from headrace.core.base.types import NS_PER_S, Ns, WorkerId
 from headrace.core.base.worker import Role
 from headrace.core.config.cluster import ClusterConfig
@@ -295,7 +296,7 @@ class Fleet:
             delay_s = self.config.restart_delay_s * 2**doublings
         slot.num_short_lives += 1
         slot.restart_ns = Ns(now + round(delay_s * NS_PER_S))
-        slot.fault, slot.cause = reason, cause
+        slot.fault, slot.cause = one_line(reason), cause
         slot.num_bad_canaries += cause in BY_CANARY
         slot.losses[cause] += 1
         self._end_life(slot)

@@ -25,6 +25,7 @@ from headrace.core.base.events import (
     Preempted,
     Reject,
 )
+from headrace.core.base.names import few_lines, one_line
 from headrace.core.base.plan import WorkerSpec
 from headrace.core.base.request import SeqSpec
 from headrace.core.base.types import Ns, WorkerId
@@ -41,6 +42,8 @@ PROTOCOL: Final = 6
 MAX_CANARY_TOKENS: Final = 64
 MAX_PART_NAMES: Final = 1 << 18  # of a snapshot: 5 MB, behind which other words need not wait long
 WORKER_NAME: Final = r"\A[A-Za-z0-9._-]{1,64}\Z"  # it goes into headers, labels and logs
+PLACE: Final = r"\A[\x20-\x7e]{0,1024}\Z"  # it goes to other workers, and into logs
+MAX_STAGE_CHARS: Final = 64
 TO_WORKER, FROM_WORKER = "to worker", "from worker"  # directions of frames
 
 # ---- to a worker
@@ -138,7 +141,9 @@ class Ready(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     spec: WorkerSpec
     config: Config
     kv: KvPlan
-    kv_address: str  # where other workers copy KV from; empty = nowhere
+    kv_address: Annotated[
+        str, msgspec.Meta(pattern=PLACE)
+    ]  # where other workers copy KV from; empty = nowhere
     cost: FittedCostModel
     description: ModelDescription
 
@@ -292,6 +297,7 @@ class _Stamp(msgspec.Struct):
 
 
 Message = TypeVar("Message")
+_IN_WORDS: Final = (Finish, Reject, Preempted)  # what a turn says in them
 
 encode = msgspec.msgpack.Encoder().encode
 _to_worker: Final = msgspec.msgpack.Decoder(ToWorker)
@@ -315,10 +321,47 @@ def _decode(decoder: "msgspec.msgpack.Decoder[Message]", payload: bytes) -> Mess
     except msgspec.DecodeError as error:
         with suppress(msgspec.DecodeError):
             _check_protocol(_stamp.decode(payload).protocol)
-        raise TransferError(f"a message that is none of ours: {error}") from error
+        raise TransferError(f"a message that is none of ours: {one_line(str(error))}") from error
     if isinstance(message, Configure | Hello | Ready):
         _check_protocol(message.protocol)
-    return message
+    return _tamed(message)
+
+
+def _tamed(message: Message) -> Message:
+    """What a message says in words goes into logs, answers and terminals, whoever says it."""
+    match message:
+        case Turn(words=words) if any(isinstance(word, _IN_WORDS) for word in words):
+            return msgspec.structs.replace(message, words=tuple(map(_tamed_word, words)))
+        case Unfit():
+            # A configuration may have many faults, one on a line.
+            return msgspec.structs.replace(
+                message, message=few_lines(message.message), hint=one_line(message.hint)
+            )
+        case Failed() | Dismiss():
+            return msgspec.structs.replace(message, reason=one_line(message.reason))
+        case Loading():
+            return msgspec.structs.replace(message, stage=one_line(message.stage, MAX_STAGE_CHARS))
+        case Audited() | Canaried():
+            return msgspec.structs.replace(message, fault=one_line(message.fault))
+        case _:
+            return message
+
+
+def _tamed_word(word: Word) -> Word:
+    match word:
+        case Finish(error=error) if error:
+            return msgspec.structs.replace(word, error=one_line(error))
+        case Preempted(reason=reason):
+            return msgspec.structs.replace(word, reason=one_line(reason))
+        case Reject():
+            return msgspec.structs.replace(
+                word,
+                code=one_line(word.code, MAX_STAGE_CHARS),
+                message=one_line(word.message),
+                hint=one_line(word.hint),
+            )
+        case _:
+            return word
 
 
 def _check_protocol(protocol: int) -> None:

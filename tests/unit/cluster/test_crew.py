@@ -373,3 +373,13 @@ def test_a_start_does_not_wait_for_one_of_another_machine_that_says_nothing(rig:
     assert not rig.crew.start.done()
     rig.wait(0.2)
     assert rig.crew.start.result(0) == [ready()]
+
+
+def test_why_a_worker_is_lost_is_one_line(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    slot, _ = rig.come()
+    rig.say(slot, ready())
+    rig.say(rig.come()[0], ready(kv_dtype="\x1b[2J" + "f16\n" * 1000))
+    (line,) = [record.message for record in caplog.records if "is lost" in record.message]
+    assert line.startswith("worker box-1 is lost: it serves model and arithmetic")
+    assert line.isprintable()
+    assert len(line) < 600

@@ -1,5 +1,7 @@
 """Messages mean what they meant, and nothing else is taken for one."""
 
+from typing import Any, get_args
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -8,17 +10,26 @@ from hypothesis import strategies as st
 from headrace.adapters.frames import MAX_FRAME_BYTES
 from headrace.cluster.wire import (
     MAX_PART_NAMES,
+    Audited,
+    Canaried,
     Configure,
+    Dismiss,
+    Failed,
+    FromWorker,
     Loading,
     Snapshot,
     Submit,
+    ToWorker,
+    Turn,
+    Unfit,
     decode_from_worker,
     decode_to_worker,
     encode,
     snapshot_parts,
 )
 from headrace.core.base.errors import TransferError
-from headrace.core.base.request import SeqSpec
+from headrace.core.base.events import Finish, Preempted, Reject
+from headrace.core.base.request import FinishReason, SeqSpec
 from headrace.core.base.sampling import SamplingParams
 from headrace.core.base.types import Ns, SeqId
 from headrace.core.config.cluster import ClusterConfig
@@ -76,3 +87,70 @@ def test_one_side_does_not_speak_as_the_other() -> None:
         decode_to_worker(encode(Loading("load", 1, 2)))
     with pytest.raises(TransferError, match="none of ours"):
         decode_from_worker(msgspec.msgpack.encode({"type": "Turn", "words": "many"}))
+
+
+EVIL = "\x1b]0;root\x07" + "line\n" * 1000
+SEQ = SeqId(1)
+
+
+def wordy(text: str) -> list[Any]:
+    """Every message that says something in words of its own, with these."""
+    return [
+        Dismiss(text),
+        Unfit(text, text),
+        Failed(text),
+        Loading(text, 1, 2),
+        Audited(1, text),
+        Canaried(1, fault=text),
+        Turn(words=(Preempted(SEQ, text, 1), Reject(SEQ, 400, text, text, text))),
+        Turn(words=(Finish(SEQ, FinishReason.ERROR, 1, 1, 0, 0, error=text),)),
+    ]
+
+
+def texts(value: Any) -> list[str]:
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, dict):
+        return [text for part in value.values() for text in texts(part)]
+    if isinstance(value, list):
+        return [text for part in value for text in texts(part)]
+    return []
+
+
+@pytest.mark.parametrize("index", range(len(wordy(""))))
+def test_nothing_that_a_peer_says_drives_a_terminal_or_fills_a_log(index: int) -> None:
+    evil, plain = wordy(EVIL)[index], wordy("it has no room")[index]
+    decode = decode_to_worker if isinstance(evil, Dismiss) else decode_from_worker
+    assert decode(encode(plain)) == plain
+    for text in texts(msgspec.to_builtins(decode(encode(evil)))):
+        lines = text.split("\n")
+        assert all(line.isprintable() and len(line) <= 500 for line in lines)
+        assert len(lines) <= (33 if isinstance(evil, Unfit) else 1)
+        assert "\\x1b]0;root" in text or text.isidentifier()
+
+
+def test_no_message_says_more_in_words_than_is_tamed() -> None:
+    tamed = {(type(message).__name__, name) for message in wordy("") for name in vars_of(message)}
+    bounded = {
+        ("Hello", "name"),  # by their patterns
+        ("Ready", "kv_address"),
+        ("Hello", "ticket"),  # that is compared, and no more
+        ("Expect", "source"),  # what a front end says of requests is their matter
+        ("Expect", "salt"),
+        ("Expect", "adapter"),
+    }
+    for kind in (*get_args(ToWorker), *get_args(FromWorker)):
+        for field in msgspec.structs.fields(kind):
+            if field.type is str or "Annotated[str" in str(field.type):
+                assert (kind.__name__, field.name) in tamed | bounded
+
+
+def vars_of(message: Any) -> list[str]:
+    return list(message.__struct_fields__)
+
+
+def test_what_is_none_of_ours_is_told_without_its_own_words() -> None:
+    with pytest.raises(TransferError) as caught:
+        decode_from_worker(msgspec.msgpack.encode({"type": "RoleIs", "role": EVIL}))
+    assert len(str(caught.value)) < 600
+    assert str(caught.value).isprintable()

@@ -16,6 +16,7 @@ from headrace.cluster.wire import (
     Failed,
     FromWorker,
     Renew,
+    Snapshot,
     ToWorker,
     decode_from_worker,
     encode,
@@ -54,7 +55,7 @@ def test_nobody_waits_for_a_front_end_that_does_not_read(
     ends: tuple[WorkerLine, FrontEnd],
 ) -> None:
     line, front = ends
-    said = [Failed(f"{number} {LONG}") for number in range(200)]
+    said = [Snapshot(number, (LONG.encode(),)) for number in range(200)]
     for message in said:
         line.send(message)  # 13 MB: more than any socket holds
     assert front.read(len(said)) == said
