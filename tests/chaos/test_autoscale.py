@@ -32,11 +32,10 @@ from headrace.core.base.errors import ConfigError, RequestError
 from headrace.core.base.events import CallAt
 from headrace.core.base.types import NS_PER_MS, Ns, WorkerId
 from headrace.core.base.worker import Role
-from headrace.core.config.autoscaler import AutoscalerConfig
 from headrace.core.config.cluster import ClusterConfig
 from headrace.core.config.schema import Config, SchedulerConfig
 from headrace.live.generate import GenerateRequest
-from headrace.live.port import PoolStatus
+from support.hasty import hasty, pool
 from support.http_server import running_server
 
 pytest.importorskip("headrace.ops.native._native")
@@ -47,27 +46,8 @@ SEVERAL = SchedulerConfig(max_running_seqs=8)
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
-    """One worker that computes one sequence at a time, and an autoscaler in a hurry."""
-    config = tiny_config(tmp_path_factory.mktemp("model"))
-    return replace(
-        config,
-        cluster=replace(config.cluster, workers=1),
-        scheduler=SchedulerConfig(max_running_seqs=1),
-        router=replace(config.router, worker_wait_s=0.5),
-        autoscaler=AutoscalerConfig(
-            enabled=True,
-            max_replicas=2,
-            predictor="constant",
-            margin=0.8,  # the tiny model's cost is too small to be predicted well
-            start_up_s=1,
-            warm_up_s=0,
-            load_interval_s=0.2,
-            throughput_interval_s=1,
-            breach_s=0.4,
-            down_delay_s=1,
-            idle_s=1,
-        ),
-    )
+    config = hasty(tiny_config(tmp_path_factory.mktemp("model")))
+    return replace(config, router=replace(config.router, worker_wait_s=0.5))
 
 
 @pytest.fixture(scope="module")
@@ -88,10 +68,6 @@ def running(config: Config) -> Iterator[BootedCluster]:
         cluster.engine.check()
     finally:
         cluster.close()
-
-
-def pool(cluster: BootedCluster) -> PoolStatus:
-    return cluster.engine.pools()[0]
 
 
 @pytest.mark.slow

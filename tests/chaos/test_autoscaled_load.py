@@ -2,7 +2,6 @@
 budget, holds still where it sees nothing, and the fleet serves on when it is gone.
 """
 
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from chaos.test_autoscale import pool
 from chaos.test_workers import answers, requests, tiny_config, undisturbed, wait_until
 from headrace.cluster import boot as cluster_boot
 from headrace.cluster.boot import BootedCluster, boot_cluster
@@ -22,12 +20,12 @@ from headrace.core.base.request import Slo
 from headrace.core.base.types import Ns
 from headrace.core.base.worker import Role
 from headrace.core.config.autoscaler import AutoscalerConfig
-from headrace.core.config.schema import Config, SchedulerConfig
+from headrace.core.config.schema import Config
+from support.beside import again_and_again
+from support.hasty import BUDGET, hasty, pool
 
 pytest.importorskip("headrace.ops.native._native")
 pytestmark = pytest.mark.timeout(180)
-
-BUDGET = 2
 
 
 class Interrupted:
@@ -51,26 +49,8 @@ class Interrupted:
 
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
-    config = tiny_config(tmp_path)
-    return replace(
-        config,
-        cluster=replace(config.cluster, workers=1),
-        scheduler=SchedulerConfig(max_running_seqs=1),
-        autoscaler=AutoscalerConfig(
-            enabled=True,
-            max_replicas=BUDGET,
-            predictor="constant",
-            margin=0.8,  # the tiny model's cost is too small to be predicted well
-            start_up_s=1,
-            warm_up_s=0,
-            load_interval_s=0.2,
-            throughput_interval_s=1,
-            stale_s=0.5,
-            breach_s=0.4,
-            down_delay_s=1,
-            idle_s=1,
-        ),
-    )
+    config = hasty(tiny_config(tmp_path))
+    return replace(config, autoscaler=replace(config.autoscaler, stale_s=0.5))
 
 
 @pytest.fixture
@@ -89,19 +69,13 @@ def scaler(config: Config, monkeypatch: pytest.MonkeyPatch) -> list[Interrupted]
 @contextmanager
 def most_workers(cluster: BootedCluster) -> Iterator[list[int]]:
     """How many there were at most, those that drain included."""
-    most, is_over = [0], threading.Event()
+    most = [0]
 
     def look() -> None:
-        while not is_over.wait(0.01):
-            most[0] = max(most[0], len(cluster.engine.workers()))
+        most[0] = max(most[0], len(cluster.engine.workers()))
 
-    thread = threading.Thread(target=look)
-    thread.start()
-    try:
+    with again_and_again(look, 0.01):
         yield most
-    finally:
-        is_over.set()
-        thread.join()
 
 
 @pytest.mark.slow

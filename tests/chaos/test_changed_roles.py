@@ -5,7 +5,6 @@ same bytes, and nobody starts anew.
 import json
 import os
 import signal
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -25,6 +24,7 @@ from headrace.core.config.cluster import ClusterConfig
 from headrace.core.config.schema import Config, SchedulerConfig
 from headrace.live.generate import GenerateRequest
 from headrace.live.port import WorkerState
+from support.beside import again_and_again
 from support.http_server import running_server
 from support.remote_worker import free_ports, listening, remote_worker
 
@@ -87,22 +87,16 @@ def salted(asked: list[GenerateRequest], salt: str) -> list[GenerateRequest]:
 @contextmanager
 def swinging(url: str, name: str, roles: tuple[str, ...]) -> Iterator[list[str]]:
     """Somebody changes its role again and again: what was answered."""
-    is_over, told = threading.Event(), list[str]()
+    told = list[str]()
 
     def swing() -> None:
-        while not is_over.wait(0.02):
-            role = roles[len(told) % len(roles)]
-            answer = httpx.post(f"{url}/admin/workers/{name}/role", json={"role": role})
-            assert answer.status_code == 200, answer.text
-            told.append(answer.json()["role"])
+        role = roles[len(told) % len(roles)]
+        answer = httpx.post(f"{url}/admin/workers/{name}/role", json={"role": role})
+        assert answer.status_code == 200, answer.text
+        told.append(answer.json()["role"])
 
-    thread = threading.Thread(target=swing)
-    thread.start()
-    try:
+    with again_and_again(swing, 0.02):
         yield told
-    finally:
-        is_over.set()
-        thread.join()
 
 
 def test_there_and_back_under_streams(

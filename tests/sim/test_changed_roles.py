@@ -5,11 +5,12 @@ from random import Random
 import pytest
 
 from headrace.core.base.worker import Role
-from sim.test_leaving_workers import is_empty, turns
+from sim.test_leaving_workers import is_empty
 from sim.test_lost_workers import SPLIT, check_outputs, check_readers, requests
 from support.cluster_parts import Worker
 from support.cluster_world import ClusterWorld
 from support.seeds import FEW_AND_A_THOUSAND
+from support.world_turns import turns
 
 pytestmark = pytest.mark.parametrize("seeds", FEW_AND_A_THOUSAND)
 
@@ -38,7 +39,7 @@ def test_what_has_begun_ends_as_if_nothing_were(
         rng = Random(seed)
         step_tokens = 16 if seed % 2 else 64
         world = ClusterWorld(seed, roles=roles, handoff=handoff, step_tokens=step_tokens)
-        for _ in turns(world, seed, rng):
+        for _ in turns(world, rng, requests(seed % 10)):
             if rng.random() < 0.02:
                 before = {worker.name: len(worker.cached) for worker in world.workers}
                 worker = change(world, rng)
@@ -46,6 +47,7 @@ def test_what_has_begun_ends_as_if_nothing_were(
                     num_busy += not is_empty(worker)
                     num_kept += before[worker.name] > 0
                     assert len(worker.cached) == before[worker.name]
+        world.run()
         assert world.front.num_migrations == 0, seed
         num_handoffs += world.front.num_handoffs
         check_outputs(world, seed)

@@ -13,10 +13,10 @@ from headrace.core.base.request import FinishReason, SeqSpec
 from headrace.core.base.types import NS_PER_MS, NS_PER_S, Ns
 from headrace.core.base.worker import Role
 from sim.test_lost_workers import SPLIT, check_outputs, requests
-from support.cluster_parts import Worker
 from support.cluster_world import ClusterWorld
 from support.fake_device import expected_output
 from support.seeds import FEW_AND_A_THOUSAND
+from support.world_turns import Away, turns
 
 MIXED = (Role.MIXED,) * 3
 TWO_HOURS_NS = 7200 * NS_PER_S
@@ -31,37 +31,18 @@ class CutLinks:
         self.rng = Random(seed)
         self.world = ClusterWorld(seed, **settings)  # type: ignore[arg-type]
         self.num_cuts = 0
-        self._away: list[Worker] = []
-        self._lines = {worker: worker.lines[0] for worker in self.world.workers}
 
     def run(self, asked: Iterable[tuple[SeqSpec, ...]]) -> None:
         world, rng = self.world, self.rng
-        waiting = list(asked)
-        while waiting or world.living:
-            if waiting and (not world.living or rng.random() < 0.05):
-                world.submit(waiting.pop(0))
+        away = Away(world, rng)
+        for _ in turns(world, rng, asked):
             if rng.random() < 0.01:
-                self._cut(rng.choice(world.workers))
-            while self._away and (self._is_hopeless or rng.random() < 0.02):
-                self._heal(self._away.pop(rng.randrange(len(self._away))))
-            world.advance()
+                self.num_cuts += away.send(rng.choice(world.workers))
+            for _ in away.come_back(0.02):
+                pass
         world.run()
-        for worker in self._away:
-            self._heal(worker)
+        away.all_come_back()
         world.run()
-
-    def _cut(self, worker: Worker) -> None:
-        if worker not in self._away:
-            self._away.append(worker)
-            self.num_cuts += 1
-            self.world.cut(self._lines[worker])
-
-    def _heal(self, worker: Worker) -> None:
-        self._lines[worker] = self.world.heal(worker, self.world.fronts[0])
-
-    @property
-    def _is_hopeless(self) -> bool:
-        return all(one in self._away or one.role is Role.PREFILL for one in self.world.workers)
 
 
 @pytest.mark.parametrize("roles", [MIXED, SPLIT], ids=["mixed", "split"])

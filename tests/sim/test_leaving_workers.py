@@ -2,7 +2,6 @@
 has to come of F17, F02 and F08, over seeds.
 """
 
-from collections.abc import Iterator
 from random import Random
 
 import pytest
@@ -16,6 +15,7 @@ from support.cluster_parts import Worker
 from support.cluster_world import ClusterWorld
 from support.fake_device import expected_output
 from support.seeds import FEW_AND_A_THOUSAND
+from support.world_turns import turns
 
 pytestmark = pytest.mark.parametrize("seeds", FEW_AND_A_THOUSAND)
 
@@ -24,17 +24,6 @@ MIXED = (Role.MIXED,) * 3
 
 def is_empty(worker: Worker) -> bool:
     return worker.core.is_idle and not any(line.to_worker or line.to_front for line in worker.lines)
-
-
-def turns(world: ClusterWorld, seed: int, rng: Random) -> Iterator[None]:
-    """Until all requests have come and ended."""
-    waiting = list(requests(seed % 10))
-    while waiting or world.living:
-        if waiting and (not world.living or rng.random() < 0.05):
-            world.submit(waiting.pop(0))
-        yield
-        world.advance()
-    world.run()
 
 
 @pytest.mark.parametrize("roles", [MIXED, SPLIT], ids=["mixed", "split"])
@@ -46,7 +35,7 @@ def test_who_is_asked_to_leave_ends_its_streams_first(
     for seed in seeds:
         rng, world = Random(seed), ClusterWorld(seed, roles=roles)
         leaving: Worker | None = None
-        for _ in turns(world, seed, rng):
+        for _ in turns(world, rng, requests(seed % 10)):
             if leaving is None and rng.random() < 0.02:
                 leaving = rng.choice(world.workers)
                 world.handle(WorkerDrain(leaving.lines[0].worker_id), world.fronts[0])
@@ -57,6 +46,7 @@ def test_who_is_asked_to_leave_ends_its_streams_first(
                 world.add_worker(role)
                 leaving = None
                 num_left += 1
+        world.run()
         assert world.front.num_migrations == 0, seed
         check_outputs(world, seed)
     assert num_left >= len(seeds)
@@ -103,7 +93,7 @@ def test_all_of_a_role_die_at_once_and_come_back(seeds: range) -> None:
         rng, world = Random(seed), ClusterWorld(seed, roles=SPLIT)
         # Some come back at once, and some after longer than anybody waits.
         chance = 0.7 if seed % 8 else 0.05
-        for _ in turns(world, seed, rng):
+        for _ in turns(world, rng, requests(seed % 10)):
             missing = world.missing_roles
             if not missing and rng.random() < 0.01:
                 dying = rng.choice(((Role.PREFILL,), (Role.DECODE,), (Role.PREFILL, Role.DECODE)))
@@ -113,6 +103,7 @@ def test_all_of_a_role_die_at_once_and_come_back(seeds: range) -> None:
             elif missing and rng.random() < (0.05 if world.can_decode else chance):
                 for role in missing:
                     world.add_worker(role)
+        world.run()
         num_late += check_all(world, seed, "no worker came up within 10 s")
         num_refused += sum(isinstance(end, Reject) for end in world.ends.values())
     assert num_deaths > 2 * len(seeds)

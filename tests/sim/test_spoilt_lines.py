@@ -19,9 +19,10 @@ from headrace.core.base.worker import Role
 from headrace.core.router.events import Resync, WorkerKv, WorkerKvSnapshot, WorkerRole
 from headrace.core.router.front_events import WorkerSaid
 from sim.test_lost_workers import SPLIT, check_outputs, requests
-from support.cluster_parts import Gone, Line, Worker
+from support.cluster_parts import Gone, Line
 from support.cluster_world import ClusterWorld
 from support.seeds import FEW_AND_A_THOUSAND
+from support.world_turns import Away, turns
 
 SPOILT = 0.02  # of all frames
 FATES = ("lost", "doubled", "swapped", "cut", "changed")
@@ -113,7 +114,7 @@ class SpoiltLines:
         self.rng = Random(seed)
         self.world = ClusterWorld(seed, max_migrations=10_000, **settings)
         self.fates: list[str] = []
-        self._away: list[Worker] = []
+        self._away = Away(self.world, self.rng)
         for worker in self.world.workers:
             self._spoil(worker.lines[0])
 
@@ -128,17 +129,11 @@ class SpoiltLines:
 
     def run(self, asked: Iterable[tuple[SeqSpec, ...]]) -> None:
         world, rng = self.world, self.rng
-        waiting = list(asked)
-        while waiting or world.living:
-            if waiting and (not world.living or rng.random() < 0.05):
-                world.submit(waiting.pop(0))
+        for _ in turns(world, rng, asked):
             self._hang_up()
-            while self._away and (self._is_hopeless or rng.random() < 0.05):
-                worker = self._away.pop(rng.randrange(len(self._away)))
-                self._spoil(world.heal(worker, world.fronts[0]))
-            world.advance()
-        for worker in self._away:
-            world.heal(worker, world.fronts[0])
+            for line in self._away.come_back(0.05):
+                self._spoil(line)
+        self._away.all_come_back()
         for line in self._lines:
             self._mend(line)
         world.run()
@@ -152,18 +147,12 @@ class SpoiltLines:
             for line in worker.lines:
                 ways = line.to_worker, line.to_front
                 fates = [way.fate for way in ways if isinstance(way, Way) and way.fate]
-                if fates and worker not in self._away and line is worker.lines[-1]:
+                if fates and line is worker.lines[-1] and self._away.send(worker):
                     self.fates += fates
-                    self._away.append(worker)
-                    self.world.cut(line)
 
     def _mend(self, line: Line) -> None:
         """Nothing is spoilt from here on, so that the audit's own request is sent once."""
         line.to_worker, line.to_front = deque(line.to_worker), deque(line.to_front)
-
-    @property
-    def _is_hopeless(self) -> bool:
-        return all(one in self._away or one.role is Role.PREFILL for one in self.world.workers)
 
 
 @pytest.mark.parametrize("roles", [MIXED, SPLIT], ids=["mixed", "split"])

@@ -21,6 +21,7 @@ from support.cluster_parts import Worker
 from support.cluster_world import ClusterWorld
 from support.fake_device import expected_output
 from support.seeds import FEW_AND_A_THOUSAND
+from support.world_turns import turns
 
 BEAT_NS = 250 * NS_PER_MS
 NAP_NS = 5 * NS_PER_MS
@@ -41,10 +42,7 @@ class Stops:
 
     def run(self, asked: Iterable[tuple[SeqSpec, ...]]) -> None:
         world, rng = self.world, self.rng
-        waiting = list(asked)
-        while waiting or world.living:
-            if waiting and (not world.living or rng.random() < 0.02):
-                world.submit(waiting.pop(0))
+        for _ in turns(world, rng, asked, share=0.02, step=self.step):
             if rng.random() < 0.01:
                 self.stop(rng.choice(world.workers))
             for worker in list(world.stopped_ns):
@@ -55,7 +53,6 @@ class Stops:
                     world.add_worker(worker.role)
             if not self._decoders:
                 self.wake(rng.choice([one for one in world.workers if one.role is Role.DECODE]))
-            self.step()
         for worker in list(world.stopped_ns):
             self.wake(worker)
         for _ in range(200):

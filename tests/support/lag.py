@@ -1,10 +1,11 @@
 """How late a machine wakes whoever sleeps, for limits that hold where it has too much to do."""
 
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+
+from support.beside import again_and_again
 
 NAP_S = 0.005
 FEW = 20  # waits, one after another, in anything that is measured
@@ -22,18 +23,12 @@ class Lag:
 
 @contextmanager
 def measured_lag() -> Iterator[Lag]:
-    lag, is_over = Lag(), threading.Event()
+    lag = Lag()
 
     def nap() -> None:
-        while not is_over.is_set():
-            begin_s = time.monotonic()
-            time.sleep(NAP_S)
-            lag.worst_s = max(lag.worst_s, time.monotonic() - begin_s - NAP_S)
+        begin_s = time.monotonic()
+        time.sleep(NAP_S)
+        lag.worst_s = max(lag.worst_s, time.monotonic() - begin_s - NAP_S)
 
-    thread = threading.Thread(target=nap)
-    thread.start()
-    try:
+    with again_and_again(nap):
         yield lag
-    finally:
-        is_over.set()
-        thread.join()
