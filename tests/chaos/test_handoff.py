@@ -2,6 +2,7 @@
 on the way.
 """
 
+import json
 import os
 import signal
 import threading
@@ -11,6 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+import httpx
 import pytest
 
 from chaos.test_workers import Answer, answers, requests, tiny_config, undisturbed, wait_until
@@ -19,6 +21,7 @@ from headrace.cluster.canary import ANSWER_TOKENS, PROMPT_TOKENS
 from headrace.core.config.cluster import ClusterConfig
 from headrace.core.config.schema import Config, SchedulerConfig
 from headrace.live.generate import GenerateRequest
+from support.http_server import running_server
 
 pytest.importorskip("headrace.ops.native._native")
 pytestmark = pytest.mark.timeout(120)
@@ -99,6 +102,30 @@ def test_prompts_are_computed_by_one_and_decoded_by_the_other(
         assert decision.before is not None
         assert (decision.before.chosen.name, decision.chosen.name) == ("p0", "d0")
         assert decision.before.before is None
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_says_who_decodes_it_and_who_had_its_prompt(
+    cluster: BootedCluster, stream: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    settle(cluster)
+    caplog.set_level("INFO", logger="headrace.access")
+    with running_server(cluster) as server:
+        for max_tokens, worker in ((5, "d0"), (1, "p0")):
+            for prompt in ("once", "once upon a time " * 3):  # of one step, and of several
+                body = {"prompt": prompt, "max_tokens": max_tokens, "stream": stream}
+                answer = httpx.post(f"{server.url}/v1/completions", json=body)
+                headers = answer.headers
+                assert headers["x-headrace-worker"] == worker
+                assert headers["x-headrace-prefill-worker"] == "p0"
+                url = f"{server.url}/admin/decisions/{headers['x-headrace-decision']}"
+                decision = httpx.get(url).json()
+                assert decision["worker"] == worker
+                prompts = decision["before"] if worker == "d0" else decision
+                assert (prompts["worker"], prompts["asks_for"]) == ("p0", "prefill")
+                lines = [json.loads(one.message) for one in caplog.records]
+                (line,) = [one for one in lines if one["id"] == headers["x-request-id"]]
+                assert (line["worker"], line["prefill_worker"]) == (worker, "p0")
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])

@@ -257,7 +257,8 @@ def test_an_answer_says_which_worker_made_it_and_why(cluster: BootedCluster) -> 
             url = f"{server.url}/admin/decisions/{decision_id}"
             decision = httpx.get(url).json()
             assert decision["worker"] == decision["candidates"][0]["name"] == name
-            assert decision["num_candidates"] == 2
+            assert (decision["num_candidates"], decision["asks_for"]) == (2, "mixed")
+            assert "x-headrace-prefill-worker" not in response.headers
             # Whatever comes through a proxy is somebody else's.
             assert httpx.get(url, headers={"x-forwarded-for": "127.0.0.1"}).status_code == 404
         assert httpx.get(f"{server.url}/admin/decisions/none").status_code == 404

@@ -97,17 +97,23 @@ class Exchange:
 
         return noted
 
-    def _routing(self) -> list[tuple[bytes, bytes]]:
-        """Which worker has the first of its requests, and where the reason is found."""
+    def _decision(self) -> Decision | None:
+        """On the first of its requests, as it is by now."""
         if self.find_decision is None or not self.engine_ids:
-            return []
-        decision = self.find_decision(self.engine_ids[0])
+            return None
+        return self.find_decision(self.engine_ids[0])
+
+    def _routing(self) -> list[tuple[bytes, bytes]]:
+        """Which worker has the first of its requests, which had its prompt, and where the reasons
+        are found.
+        """
+        decision = self._decision()
         if decision is None:
             return []
-        return [
-            (b"x-headrace-worker", decision.chosen.name.encode()),
-            (b"x-headrace-decision", self.engine_ids[0].encode()),
-        ]
+        headers = [(b"x-headrace-worker", decision.worker.encode())]
+        if decision.prefill_worker is not None:
+            headers.append((b"x-headrace-prefill-worker", decision.prefill_worker.encode()))
+        return [*headers, (b"x-headrace-decision", self.engine_ids[0].encode())]
 
     def note_error(self, error: BaseException) -> None:
         """For the log: with its cause, where there is one that the client is not told."""
@@ -156,6 +162,10 @@ class Exchange:
                 "completion_tokens": self.tally.completion_tokens,
                 "finish": self.tally.finish_reasons,
             }
+        if (decision := self._decision()) is not None:
+            line["worker"] = decision.worker
+            if decision.prefill_worker is not None:
+                line["prefill_worker"] = decision.prefill_worker
         if self.ignored_fields:
             line["ignored_fields"] = self.ignored_fields
         if self.error:

@@ -36,6 +36,7 @@ _NOT_TO_CLIENT: Final = _HOP_BY_HOP | {
     b"date",
     b"server",
     b"x-headrace-decision",
+    b"x-headrace-prefill-worker",
     b"x-headrace-worker",
     b"x-request-id",
 }

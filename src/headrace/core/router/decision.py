@@ -6,6 +6,7 @@ People know workers by their names. An id stands for one life of one, and beside
 import msgspec
 
 from headrace.core.base.types import Ns, WorkerId
+from headrace.core.base.worker import Role
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -68,6 +69,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     filtered: tuple[Filtered, ...]
     alternatives: tuple[Alternative, ...]
     regret_ms: float  # predicted cost beyond the cheapest candidate's
+    asks_for: Role = Role.MIXED  # PREFILL = its prompt and first token alone
     is_fallback: bool = False  # every worker was doubtful, so doubts did not count
     ttft_ms: float | None = None  # as it became: from the decision to the first token
     # Where its prompt was computed for this worker, or where it was until it had to go on here.
@@ -76,3 +78,11 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     @property
     def chosen(self) -> Candidate:
         return self.candidates[0]
+
+    @property
+    def prefill_worker(self) -> str | None:
+        """Who was asked for its prompt alone; None = nobody."""
+        for one in (self, self.before):
+            if one is not None and one.asks_for is Role.PREFILL:
+                return one.worker
+        return None

@@ -95,6 +95,7 @@ def explain(
             for by, i in others.items()
         ),
         regret_ms=(totals[index] - totals[cheapest[0]]) / NS_PER_MS,
+        asks_for=waiting.request.role,
         is_fallback=survey.is_fallback,
     )
 

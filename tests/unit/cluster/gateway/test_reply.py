@@ -79,7 +79,8 @@ def test_headers_of_one_connection_stay_on_it() -> None:
     ]
     assert (b"authorization", b"Bearer key") in to_engine(headers, "id", "key")
     assert (b"authorization", b"Bearer mine") not in to_engine(headers, "id", "key")
-    answer = [(b"Transfer-Encoding", b"chunked"), (b"X-Headrace-Worker", b"other"), (b"A", b"1")]
+    own = [(b"X-Headrace-Worker", b"other"), (b"X-Headrace-Prefill-Worker", b"another")]
+    answer = [(b"Transfer-Encoding", b"chunked"), *own, (b"A", b"1")]
     assert to_client(answer, "e0", "7") == [
         (b"a", b"1"),
         (b"x-headrace-worker", b"e0"),
