@@ -27,6 +27,7 @@ from headrace.core.config.units import format_bytes, size_text
 from headrace.core.cost.fitted import FittedCostModel
 from headrace.core.cost.limits import fault_of_worker
 from headrace.core.engine.trace import Frame, decode_frame, encode_frame
+from headrace.live.lost_recording import tell_end
 from headrace.models.files import open_regular
 
 _log = logging.getLogger(__name__)
@@ -50,6 +51,7 @@ class EventLogWriter:
     """Appends frames to a new file. Not thread-safe. Raises OSError as files do."""
 
     def __init__(self, path: Path, header: LogHeader) -> None:
+        self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         # A pipe that nobody reads from would be waited for.
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK, 0o666)
@@ -97,9 +99,9 @@ class Recorder:
             return
         try:
             act(self._writer)
-        except Exception:
-            _log.exception("event log cannot be written; recording ends")
+        except Exception as error:
             writer, self._writer = self._writer, None
+            tell_end(_log, "the event log", writer.path, error)
             with suppress(OSError):
                 writer.close()
 

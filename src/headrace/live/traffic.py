@@ -39,6 +39,7 @@ from headrace.core.workload.recording import (
     encode_line,
     recorded,
 )
+from headrace.live.lost_recording import tell_end
 
 _log = logging.getLogger(__name__)
 
@@ -65,7 +66,7 @@ class TrafficFile:
     """
 
     def __init__(self, path: Path, limit_bytes: int) -> None:
-        self._path, self._limit_bytes = path, limit_bytes // 2
+        self.path, self._limit_bytes = path, limit_bytes // 2
         self._head: dict[type[Line], bytes] = {}  # what every file begins with
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
@@ -100,11 +101,11 @@ class TrafficFile:
         self._num_bytes += len(data)
 
     def _put_aside(self) -> None:
-        self._path.replace(self._path.with_name(self._path.name + ".1"))
+        self.path.replace(self.path.with_name(self.path.name + ".1"))
 
     def _open(self) -> None:
         # Lengths and times of somebody's requests are nobody else's business.
-        self._file = os.fdopen(os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o600), "wb")
+        self._file = os.fdopen(os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o600), "wb")
         self._num_bytes = 0
 
 
@@ -228,11 +229,11 @@ class TrafficRecorder:
             return
         try:
             act(self._file)
-        except Exception:
-            _log.exception("traffic cannot be recorded; the recording ends")
+        except Exception as error:
             with self._gate:
                 file, self._file = self._file, None
                 self._waiting.clear()
+            tell_end(_log, "the recording of traffic", file.path, error)
             with suppress(OSError):
                 file.close()
 

@@ -306,7 +306,7 @@ def test_a_drain_ends_when_the_engine_is_closed(executor: ManualExecutor) -> Non
 
 
 @pytest.mark.usefixtures("expected_failure")
-def test_a_full_disk_ends_the_recording_only(executor: ManualExecutor, tmp_path: Path) -> None:
+def test_a_fault_ends_the_recording_only(executor: ManualExecutor, tmp_path: Path) -> None:
     with live_engine(executor, event_log=tmp_path / "log") as engine:
         ear = Ear()
         engine.submit([seq_spec(0, max_tokens=3)], ear)

@@ -147,14 +147,22 @@ def test_what_it_cannot_keep_up_with_is_counted(
 
 
 def test_a_full_disk_ends_the_recording_and_not_the_serving(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(file: TrafficFile) -> None:
-        raise OSError(28, "no space left")
+    def open_full(file: TrafficFile) -> None:
+        file._file = Path("/dev/full").open("wb")  # noqa: SIM115 - the file closes it
+        file._num_bytes = 0
 
-    monkeypatch.setattr(TrafficFile, "flush", fail)
+    monkeypatch.setattr(TrafficFile, "_open", open_full)
     texts = serve(tmp_path / "log", *[{"prompt": PROMPT, "max_tokens": 1}] * 3)
     assert len(texts) == 3
+    (record,) = [one for one in caplog.records if one.levelname == "ERROR"]
+    assert record.exc_info is None
+    assert record.message == (
+        f"the recording of traffic has ended: cannot write {tmp_path / 'log'}: no space left on"
+        " device; serving goes on without it; to have one again, make room or name another file"
+        " and start again"
+    )
 
 
 def test_steps_take_what_their_driver_saw() -> None:
