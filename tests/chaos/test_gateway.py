@@ -52,6 +52,11 @@ def bad_and_good(bad: Behaviour, **settings: Any) -> Iterator[tuple[RunningGatew
         yield gateway, first, second
 
 
+def last_event(content: bytes) -> Any:
+    assert content.endswith(b"\n\n")
+    return json.loads(content.rstrip().rsplit(b"\n\n", 1)[-1].removeprefix(b"data: "))
+
+
 def free_port() -> int:
     with closing(socket.socket()) as sock:
         sock.bind(("127.0.0.1", 0))
@@ -133,57 +138,6 @@ def test_an_engine_that_streams_is_not_silent_though_it_answers_no_look(
         # Then it is.
         eventually(lambda: not gateway.is_up("e0"))
         one[0].is_closing.set()
-
-
-def last_event(content: bytes) -> Any:
-    assert content.endswith(b"\n\n")
-    return json.loads(content.rstrip().rsplit(b"\n\n", 1)[-1].removeprefix(b"data: "))
-
-
-CUTS: dict[str, tuple[bytes, ...]] = {
-    "between events": (stub.chunk(stub.event("one")),),
-    "within an event": (stub.chunk(stub.event("one")), stub.chunk(stub.event("two")[:20])),
-    "within a chunk": (stub.chunk(stub.event("one")), b"40\r\ndata: {"),
-    "as if it were whole": (stub.chunk(stub.event("one")), stub.LAST_CHUNK),
-    "with garbage": (stub.chunk(stub.event("one")), b"zz\r\n"),
-}
-
-
-@pytest.mark.parametrize("cut", CUTS)
-def test_a_stream_that_breaks_off_says_so(cut: str) -> None:
-    with bad_and_good(stub.sends(stub.STREAM_HEAD, *CUTS[cut])) as (gateway, _, good):
-        response = ask(gateway)
-        assert response.headers["x-headrace-worker"] == "e0"
-        assert response.content.startswith(stub.event("one"))
-        assert last_event(response.content)["error"] == {
-            "message": "the engine failed in the middle of the answer; ask again",
-            "type": "server_error",
-            "param": None,
-            "code": "engine_failed",
-        }
-        assert not good.asked
-
-
-def test_also_one_whose_length_was_said() -> None:
-    head = stub.STREAM_HEAD.replace(b"transfer-encoding: chunked", b"content-length: 1000")
-    with bad_and_good(stub.sends(head, stub.event("one"))) as (gateway, _, _):
-        response = ask(gateway)
-        assert response.content.startswith(stub.event("one"))
-        assert last_event(response.content)["error"]["code"] == "engine_failed"
-
-
-def test_an_answer_that_breaks_off_breaks_the_connection() -> None:
-    head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n"
-    broken = stub.sends(head, b'{"id"')
-    with bad_and_good(broken) as (gateway, _, _), pytest.raises(httpx.RemoteProtocolError):
-        ask(gateway, stream=False)
-
-
-def test_an_engines_own_error_ends_a_stream() -> None:
-    error = b'data: {"error": {"message": "out of memory"}}\n\n'
-    pieces = stub.chunk(stub.event("one")) + stub.chunk(error) + stub.LAST_CHUNK
-    with gateway_over(stub.sends(stub.STREAM_HEAD, pieces)) as (gateway, _):
-        assert ask(gateway).content == stub.event("one") + error
 
 
 # ---- nobody else is there

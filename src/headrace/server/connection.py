@@ -188,6 +188,12 @@ class Connection(HttpToolsProtocol):
                 lines.append(b"%b: %b" % (name, value))
         return b"\r\n".join((*lines, b"", b""))
 
+    def _break(self) -> None:
+        """No answer here will be whole, and nobody need be told: whoever does this has said why."""
+        for cycle in self._under_way:
+            cycle.disconnected |= not cycle.response_complete
+        self.transport.abort()
+
     def resume_writing(self) -> None:
         super().resume_writing()
         if self.on_room is not None:
@@ -207,7 +213,7 @@ class Connection(HttpToolsProtocol):
         self._num_head_bytes, self._has_head = 0, False
         if self._head_timer is not None and self._head_timer.when() > self._head_limit_s():
             self._expect_head()  # it is idle no more
-        self.scope["extensions"] = {ABORT: self.transport.abort}  # type: ignore[dict-item]
+        self.scope["extensions"] = {ABORT: self._break}  # type: ignore[dict-item]
 
     def on_url(self, url: bytes) -> None:
         if self._take_head(len(url)):

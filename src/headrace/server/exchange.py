@@ -63,6 +63,7 @@ class Exchange:
     engine_ids: list[str] = field(default_factory=list)  # the engine's requests, one a prompt
     find_decision: Callable[[str], Decision | None] | None = None  # why one of these is where it is
     error: str = ""
+    peer_faults: list[str] = field(default_factory=list)  # of those that were asked in its place
     is_fault: bool = False  # the error is the server's own
 
     @classmethod
@@ -170,6 +171,8 @@ class Exchange:
             line["ignored_fields"] = self.ignored_fields
         if self.error:
             line["error"] = self.error
+        if self.peer_faults:
+            line["faults"] = self.peer_faults
         _log.log(level, "%s", msgspec.json.encode(line).decode())
 
 

@@ -30,6 +30,7 @@ from headrace.server.service import RETRY_AFTER_S
 
 CONNECT_TIMEOUT_S: Final = 5.0
 MAX_REFUSAL_BYTES: Final = 1 << 20  # of an answer that is kept while other engines are asked
+EVENTS: Final = b"text/event-stream"
 
 _BUSY: Final = (429, 503)
 
@@ -148,6 +149,26 @@ class Call:
             if len(body) > MAX_REFUSAL_BYTES:
                 raise Fault(Kind.BROKEN, f"more than {MAX_REFUSAL_BYTES} bytes on {path}")
         return bytes(body)
+
+    async def read_if_short(self) -> None:
+        """Have all of an answer whose length was said and is no more than MAX_REFUSAL_BYTES, so
+        that another engine may be asked where less comes. Raises Fault.
+        """
+        num_bytes = self._stated_bytes()
+        while self.first and len(self.first) < num_bytes <= MAX_REFUSAL_BYTES:
+            try:
+                self.first += await self.read()
+            except Fault as fault:
+                come = f"{len(self.first)} of {num_bytes} bytes of its body have come"
+                raise Fault(fault.kind, f"{fault}: {come}") from None
+
+    def _stated_bytes(self) -> int:
+        """Of a body that is no stream of events, which says itself where it ends; 0 = unknown."""
+        headers = {name.lower(): value for name, value in self.headers}
+        if headers.get(b"content-type", b"").lower().startswith(EVENTS):
+            return 0
+        stated = headers.get(b"content-length", b"")
+        return int(stated) if stated.isdigit() else 0
 
     async def read(self) -> bytes:
         """What follows, as it comes; empty = the answer is over. Raises Fault."""

@@ -164,14 +164,15 @@ class Journey:
         try:
             timeout_s = gateway.config.cluster.engine_first_byte_s
             await call.begin(self._path, headers, self._body, timeout_s)
+            await call.read_if_short()
             self._body = b""  # nobody else will be asked
             await self._pass_on(call, engine)
         except Fault as fault:
             gateway.failed(engine, self._request_id, fault)
-            self._exchange.error = f"engine {engine.name}: {fault}"
+            self._exchange.peer_faults.append(f"engine {engine.name}: {fault}")
             if self._reply.is_begun:
                 gateway.metrics.count_broken()
-                self._is_broken = True
+                self._is_broken = self._exchange.is_fault = True
                 await self._reply.fail(broken_off())
                 return True
             self._faults.append(fault)
@@ -217,7 +218,7 @@ class Journey:
         if may_retry and (others or not gateway.candidates(self._ask.model, ())):
             return False
         if last.refusal is None:
-            raise OverloadError("no engine has answered", retry_after_s=RETRY_AFTER_S)
+            raise OverloadError("no engine has given a whole answer", retry_after_s=RETRY_AFTER_S)
         await self._begin(last.refusal.status, last.refusal.headers, engine)
         await self._reply.pass_on(last.refusal.body)
         await self._reply.end()
