@@ -262,16 +262,21 @@ def test_an_engine_is_held_back_by_a_slow_client() -> None:
         eventually(lambda: engine.num_left == 1)
 
 
-def test_a_drain_lets_streams_finish_and_ends_those_that_do_not() -> None:
+@pytest.mark.parametrize(("drain_timeout_s", "num_stops"), [(0.2, 1), (60, 2)])
+def test_a_drain_lets_streams_finish_and_ends_those_that_do_not(
+    drain_timeout_s: float, num_stops: int
+) -> None:
     begun = stub.STREAM_HEAD + stub.chunk(stub.event("one"))
     with stub_engine(stub.hangs(begun)) as engine:
-        gateway = RunningGateway(engine.url, drain_timeout_s=0.2)
+        gateway = RunningGateway(engine.url, drain_timeout_s=drain_timeout_s)
         eventually(lambda: gateway.is_up("e0"))
         body = json.dumps({"model": stub.MODEL, "prompt": "x", "stream": True}).encode()
         with closing(socket.create_connection(("127.0.0.1", gateway.port))) as sock:
             sock.sendall(request_bytes(PATH, body))
             eventually(lambda: len(engine.asked) == 1 and gateway.gateway.num_deliveries == 1)
             time.sleep(0.05)
+            for _ in range(num_stops - 1):
+                gateway.server.stop()
             gateway.stop(is_busy=True)
             assert b"the gateway is shutting down" in rest_of(sock)
 

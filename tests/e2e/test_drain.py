@@ -15,6 +15,7 @@ import pytest
 
 from headrace.core.base.errors import ConfigError
 from headrace.core.config.schema import ServerConfig
+from headrace.server import run
 from headrace.server.app import create_app
 from headrace.server.listener import bind, url_of
 from headrace.server.run import HttpServer
@@ -106,16 +107,41 @@ def test_after_the_drain_time_answers_end_with_an_error(booted: FakeBooted, stre
     assert booted.engine.stats().num_running == 0
 
 
-def test_a_second_stop_does_not_wait(booted: FakeBooted) -> None:
+def test_a_second_stop_does_not_wait_and_answers_end_with_an_error(booted: FakeBooted) -> None:
     server = RunningServer(booted, drain_timeout_s=60.0)
     booted.executor.step_s = 0.01
-    with closing(begun_stream(server)) as stream:
+    with closing(begun_stream(server)) as stream, closing(connect(server.port)) as whole:
+        post(whole)
+        while booted.engine.stats().num_running < 2:
+            time.sleep(0.002)
         begin = time.monotonic()
         server.server.stop()
         server.server.stop()
+        seen = until(stream, b"nothing that comes")
+        assert b"the server is shutting down" in seen
+        assert seen.endswith(b"}}\n\n\r\n0\r\n\r\n")
+        assert b" 503 " in until(whole, b"nothing that comes")
         server.join()
         assert time.monotonic() - begin < 5
-        assert b"[DONE]" not in until(stream, b"nothing that comes")
+    booted.engine.check()
+
+
+@pytest.mark.parametrize(("num_stops", "is_waited_for"), [(1, True), (2, True), (3, False)])
+def test_who_is_slow_is_waited_for_shortly_or_cut_off(
+    booted: FakeBooted, num_stops: int, is_waited_for: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with a request of which the rest does not come, that no drain knows of."""
+    monkeypatch.setattr(run, "LAST_WORDS_S", 1)
+    server = RunningServer(booted, drain_timeout_s=60.0)
+    with closing(connect(server.port)) as sock:
+        sock.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{")
+        time.sleep(0.1)
+        begin = time.monotonic()
+        for _ in range(num_stops):
+            server.server.stop()
+        server.join()
+        assert (time.monotonic() - begin > 0.9) == is_waited_for
+        assert time.monotonic() - begin < 5
 
 
 def test_an_idle_server_stops_at_once(booted: FakeBooted) -> None:

@@ -1,8 +1,9 @@
 """Runs the application: binds, serves, and stops so that nobody is cut off who can be helped.
 
 SIGTERM or SIGINT closes the door at once (`/ready` 503, new requests 503 with Retry-After); answers
-under way finish within the drain time, those that do not end with an error. A second signal cuts
-them off; later ones change nothing. Whenever it comes, the process ends as it would have.
+under way finish within the drain time, those that do not end with an error. A second signal ends
+that time: they end with the error now. A third one cuts off who does not read it; later ones change
+nothing. Whenever it comes, the process ends as it would have.
 """
 
 import asyncio
@@ -105,6 +106,7 @@ class HttpServer:
         self._is_stopped_early = False
         self.loop: asyncio.AbstractEventLoop | None = None  # while it runs, and after
         self._draining: asyncio.Task[None] | None = None
+        self._num_stops = 0
 
     @property
     def connections(self) -> Collection[asyncio.Protocol]:
@@ -122,7 +124,9 @@ class HttpServer:
             runner.run(self._serve(on_ready, boot))
 
     def stop(self) -> None:
-        """Drain, then stop; called again, stop at once. From any thread."""
+        """Drain, then stop; called again, drain no longer; and again, cut all off. From any
+        thread.
+        """
         if self.loop is None:
             self._is_stopped_early = True
             return
@@ -151,17 +155,23 @@ class HttpServer:
             self._service.close()
 
     def _on_stop(self) -> None:
-        if self._draining is None:
-            self._service.begin_drain()
-            self._draining = asyncio.create_task(self._drain())
-        else:
-            self._server.force_exit = self._server.should_exit = True
-            self._server.abort_connections()
+        self._num_stops += 1
+        match self._num_stops:
+            case 1:
+                self._service.begin_drain()
+                self._draining = asyncio.create_task(self._drain(self._drain_timeout_s))
+            case 2:
+                assert self._draining is not None
+                self._draining.cancel()
+                self._draining = asyncio.create_task(self._drain(0.0))
+            case _:
+                self._server.force_exit = self._server.should_exit = True
+                self._server.abort_connections()
 
-    async def _drain(self) -> None:
+    async def _drain(self, timeout_s: float) -> None:
         note = asyncio.get_running_loop().call_later(NOTE_AFTER_S, self._note_drain)
         try:
-            await self._service.drain(self._drain_timeout_s)
+            await self._service.drain(timeout_s)
         finally:
             note.cancel()
         self._server.should_exit = True
