@@ -255,6 +255,22 @@ def test_all_front_ends_agree_also_after_one_has_come_again(
             assert front.engine.stats().num_handoffs == len(asked)
             with pytest.raises(RequestError, match="the last one that decodes"):
                 change(other, "first-0", Role.PREFILL)
+            change(other, "second-0", Role.DECODE)
+            wait_until(lambda: is_so(front, "decode", "decode"))
+            for _ in range(10):  # at the same moment: at most one of them
+                wishes = (
+                    front.engine.set_role("first-0", Role.PREFILL),
+                    other.engine.set_role("second-0", Role.PREFILL),
+                )
+                faults = [wish.exception(ANSWER_S) for wish in wishes]
+                assert any(isinstance(fault, RequestError) for fault in faults)
+                for name, fault in zip(("first-0", "second-0"), faults, strict=True):
+                    if fault is None:
+                        change(front, name, Role.DECODE)
+                wait_until(lambda: is_so(front, "decode", "decode"))
+                wait_until(lambda: is_so(other, "decode", "decode"))
+            change(other, "second-0", Role.PREFILL)
+            wait_until(lambda: is_so(front, "decode", "prefill"))
         with closing(boot_cluster(ours)) as again:
             wait_until(lambda: is_so(again, "decode", "prefill"))
             assert worker(again, "first-0").role == "decode"

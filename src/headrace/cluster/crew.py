@@ -23,14 +23,12 @@ from headrace.cluster.stall_watch import StallWatch
 from headrace.cluster.switchboard import Speaker, Switchboard
 from headrace.core.base.errors import ConfigError, TransferError
 from headrace.core.base.types import NS_PER_S, Ns, WorkerId
-from headrace.core.base.worker import Role
 from headrace.core.engine.stats import EngineStats
 from headrace.core.router.events import (
     WorkerDown,
     WorkerDrain,
     WorkerKv,
     WorkerLoad,
-    WorkerRole,
     WorkersStarting,
     WorkerStats,
 )
@@ -81,7 +79,7 @@ class Crew:
         self._num_starting = 0  # as was told
         self._audits = Audits()
         self.canaries = Canaries(fleet.config, self._send)
-        self.roles = RoleChanges(fleet, self._send)
+        self.roles = RoleChanges(fleet, self._send, handle)
         self._snapshots = Snapshots()
         self._stall_watch = StallWatch(fleet, handle)
         self.on_record: OnRecord = lambda record: None
@@ -255,8 +253,8 @@ class Crew:
                     # One that this front end has sent for is sent for again.
                     within_ns = Ns(round(within_s * NS_PER_S))
                     self.leave(slot, comes_back=not slot.is_remote, within_ns=within_ns)
-            case wire.RoleIs(role):
-                self._hear_role(slot, role)
+            case wire.RoleIs() | wire.RoleWanted() | wire.RoleSettled():
+                self.roles.hear(slot, message)
             case wire.Hello():
                 raise TransferError("a worker says hello once")
             case _ if slot.worker_id is None:
@@ -270,19 +268,6 @@ class Crew:
                     self._ask_whether_drained(slot, slot.worker_id, stats)
             case wire.Snapshot():
                 self._hear_snapshot(slot, slot.worker_id, message)
-
-    def _hear_role(self, slot: Slot, role: Role) -> None:
-        """Whichever front end has asked for it. Who leaves gets nothing more, whatever it is for;
-        should it come back, it does as it was.
-        """
-        if slot.leaving is not None:
-            return
-        if role is not slot.role:
-            _log.info("worker %s is for %s from now on", slot.name, role)
-        self.fleet.set_role(slot, role)
-        if slot.worker_id is not None:
-            self._handle(WorkerRole(slot.worker_id, role))
-        self.roles.hear(slot)
 
     def _hear_snapshot(self, slot: Slot, worker_id: WorkerId, part: wire.Snapshot) -> None:
         assert slot.ready is not None

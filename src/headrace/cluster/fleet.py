@@ -255,7 +255,7 @@ class Fleet:
         slot.has_loaded = True
         return slot.worker_id
 
-    def ask_role(self, slot: Slot, role: Role) -> None:
+    def ask_role(self, slot: Slot, role: Role | None) -> None:
         """It is asked to be for something else. Should it be lost before it says that it is, the
         next life of it begins so.
         """

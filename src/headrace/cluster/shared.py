@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from headrace.cluster.agreement import SHARED_SECTIONS, differences
+from headrace.cluster.ballot import RoleBallot
 from headrace.cluster.session import Session
 from headrace.cluster.wire import (
     Audit,
@@ -26,7 +27,7 @@ from headrace.cluster.wire import (
     Loading,
     Ready,
     Renew,
-    RoleIs,
+    RoleVote,
     SendSnapshot,
     SetRole,
     Submit,
@@ -68,7 +69,7 @@ class Worker:
 
     def __init__(self, asked: Configure, booted: Booted) -> None:
         self.asked = asked
-        self.role = asked.role  # of the engine thread, as long as it lives
+        self._ballot = RoleBallot[Session](asked.role, _tell)  # of the engine thread
         self._booted = booted
         self._engine = booted.engine
         self._telemetry = Telemetry(Slo(), booted.engine.cost)
@@ -77,6 +78,11 @@ class Worker:
         self._cached: dict[bytes, None] = {}  # names of cached blocks, oldest first
         self._sessions: list[Session] = []  # of the engine thread
         self._engine.observe(self._observe)
+
+    @property
+    def role(self) -> Role:
+        """What it is for: what front ends send it. What it computes does not depend on it."""
+        return self._ballot.role
 
     @property
     def has_failed(self) -> bool:
@@ -114,6 +120,7 @@ class Worker:
             self._send_snapshot(session)
         session.is_joined = True
         self._sessions.append(session)
+        self._ballot.join(session)
 
     def end(self, session: Session) -> None:
         """The front end is gone."""
@@ -123,6 +130,7 @@ class Worker:
     def _leave(self, session: Session) -> None:
         with suppress(ValueError):  # the engine has failed, and all have left
             self._sessions.remove(session)
+        self._ballot.leave(session)
 
     # ---- the front ends' words, on the threads that receive them
 
@@ -141,7 +149,11 @@ class Worker:
             case SendSnapshot():
                 self._engine.call_soon(lambda now: self._send_snapshot(session))
             case SetRole(role):
-                self._engine.call_soon(lambda now: self._set_role(role))
+                self._engine.call_soon(lambda now: self._ballot.ask(session, role))
+            case RoleVote(vote_id, agrees):
+                self._engine.call_soon(
+                    lambda now: self._ballot.hear(session, vote_id, agrees=agrees)
+                )
             case Audit(audit_id):
                 threading.Thread(target=self._audit, args=(session, audit_id), daemon=True).start()
             case Canary():
@@ -163,12 +175,6 @@ class Worker:
         _tell(session, Audited(audit_id, fault))
 
     # ---- the engine's words, on the engine thread
-
-    def _set_role(self, role: Role) -> None:
-        """What it computes does not depend on it: front ends send something else from now on."""
-        self.role = role
-        for session in self._sessions:
-            _tell(session, RoleIs(role))
 
     def _observe(self, now: Ns, event: EngineEvent, effects: Sequence[EngineEffect]) -> None:
         if self._engine.failure is not None:

@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 from typing import Final
 
+from headrace.cluster.ballot import DECODING
 from headrace.cluster.canary import Canaries
 from headrace.cluster.fleet import Fleet, Slot
-from headrace.cluster.roles import DECODING
 from headrace.core.base.types import Ns
 from headrace.core.config.cluster import ClusterConfig
 from headrace.live.port import WorkerPhase, WorkerState

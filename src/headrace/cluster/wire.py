@@ -38,7 +38,7 @@ from headrace.core.router.events import WorkerLoad, WorkerUp
 from headrace.core.telemetry.record import RequestRecord
 from headrace.models.load import ModelDescription
 
-PROTOCOL: Final = 6
+PROTOCOL: Final = 7
 MAX_CANARY_TOKENS: Final = 64
 MAX_PART_NAMES: Final = 1 << 18  # of a snapshot: 5 MB, behind which other words need not wait long
 WORKER_NAME: Final = r"\A[A-Za-z0-9._-]{1,64}\Z"  # it goes into headers, labels and logs
@@ -76,9 +76,16 @@ class SendSnapshot(msgspec.Struct, frozen=True, tag=True):
 
 
 class SetRole(msgspec.Struct, frozen=True, tag=True):
-    """Be for something else from now on, and say so to all front ends."""
+    """Be for something else from now on, if no front end minds, and say so to all of them."""
 
     role: Role
+
+
+class RoleVote(msgspec.Struct, frozen=True, tag=True):
+    """The answer to RoleWanted: whether this front end can do with that."""
+
+    vote_id: int
+    agrees: bool
 
 
 class Renew(msgspec.Struct, frozen=True, tag=True):
@@ -108,6 +115,7 @@ ToWorker: TypeAlias = (
     | Computed
     | SendSnapshot
     | SetRole
+    | RoleVote
     | Renew
     | Audit
     | Canary
@@ -195,6 +203,24 @@ class RoleIs(msgspec.Struct, frozen=True, tag=True):
     role: Role
 
 
+class RoleWanted(msgspec.Struct, frozen=True, tag=True):
+    """A front end wants the worker to be for that, and stop decoding: it asks all of them."""
+
+    vote_id: int
+    role: Role
+
+
+class RoleSettled(msgspec.Struct, frozen=True, tag=True):
+    """What has come of RoleWanted: `is_so`, or else a front end needs it as it is, or
+    (`is_overtaken`) whoever wanted that is gone, or something else is wanted by now.
+    """
+
+    vote_id: int
+    role: Role
+    is_so: bool
+    is_overtaken: bool = False
+
+
 class Snapshot(msgspec.Struct, frozen=True, tag=True):
     """All blocks that are cached, in parts that follow one another, since a frame is bounded; the
     next change has the number `kv_no`.
@@ -242,6 +268,8 @@ FromWorker: TypeAlias = (
     | Turn
     | Beat
     | RoleIs
+    | RoleWanted
+    | RoleSettled
     | Snapshot
     | Audited
     | Canaried

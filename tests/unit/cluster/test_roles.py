@@ -7,7 +7,15 @@ import pytest
 
 from headrace.cluster.fleet import Slot
 from headrace.cluster.roles import SetWorkerRole
-from headrace.cluster.wire import Canary, Leave, RoleIs, SetRole
+from headrace.cluster.wire import (
+    Canary,
+    Leave,
+    RoleIs,
+    RoleSettled,
+    RoleVote,
+    RoleWanted,
+    SetRole,
+)
 from headrace.core.base.errors import OverloadError, RequestError
 from headrace.core.base.worker import Role
 from headrace.core.router.events import WorkerRole, WorkerUp
@@ -160,3 +168,52 @@ def test_a_worker_that_is_asked_to_leave_ends_as_it_is(rig: Rig) -> None:
     rig.say(slot, Leave(10.0))
     assert slot.leaving is not None
     assert slot.leaving.comes_back is False
+
+
+def votes(voice: Voice) -> list[RoleVote]:
+    return [message for message in voice.sent if isinstance(message, RoleVote)]
+
+
+def test_it_agrees_to_what_another_front_end_wants_while_somebody_is_left(rig: Rig) -> None:
+    (first, one), (second, two) = serve(rig, Role.DECODE), serve(rig, Role.MIXED)
+    rig.say(first, RoleWanted(7, Role.PREFILL))
+    assert votes(one) == [RoleVote(7, agrees=True)]
+    rig.say(second, RoleWanted(3, Role.PREFILL))
+    assert votes(two) == [RoleVote(3, agrees=False)]
+    error = ask(rig, "box-1", Role.PREFILL).exception(0)
+    assert isinstance(error, RequestError)
+    # It may do without the second one after all, since the first one stays.
+    rig.say(first, RoleSettled(7, Role.PREFILL, is_so=False))
+    rig.say(second, RoleWanted(4, Role.PREFILL))
+    assert votes(two)[1:] == [RoleVote(4, agrees=True)]
+
+
+def test_what_it_wants_itself_counts_before_it_is_so(rig: Rig) -> None:
+    serve(rig, Role.DECODE)
+    slot, voice = serve(rig, Role.DECODE)
+    mine = ask(rig, "box-0", Role.PREFILL)
+    rig.say(slot, RoleWanted(0, Role.PREFILL))
+    assert votes(voice) == [RoleVote(0, agrees=False)]
+    assert not mine.done()
+
+
+def test_who_leaves_anyway_may_be_anything(rig: Rig) -> None:
+    slot, voice = serve(rig, Role.DECODE)
+    rig.fleet.leave(slot, rig.now, comes_back=False)
+    rig.say(slot, RoleWanted(0, Role.PREFILL))
+    assert votes(voice) == [RoleVote(0, agrees=True)]
+
+
+@pytest.mark.parametrize(
+    ("is_overtaken", "text"), [(False, "for another front end"), (True, "something else")]
+)
+def test_what_another_front_end_refuses_is_told(rig: Rig, is_overtaken: bool, text: str) -> None:
+    slot, _ = serve(rig, Role.DECODE)
+    serve(rig, Role.DECODE)
+    done = ask(rig, "box-0", Role.PREFILL)
+    rig.say(slot, RoleSettled(0, Role.PREFILL, is_so=False, is_overtaken=is_overtaken))
+    error = done.exception(0)
+    assert isinstance(error, RequestError)
+    assert (error.status_hint, text in error.message) == (409, True)
+    assert slot.next_role is Role.DECODE
+    assert not ask(rig, "box-1", Role.PREFILL).done()
