@@ -28,5 +28,8 @@ def start_logging(level: str) -> None:
     handler.setFormatter(OneLine("%(asctime)s %(levelname)s %(name)s %(message)s"))
     logging.basicConfig(handlers=[handler], level=level.upper(), force=True)
     logging.captureWarnings(True)
+    # What becomes of workers is a few lines in a day, and worth more than one of each request.
+    is_shown = logging.root.level <= logging.WARNING
+    logging.getLogger("headrace.fleet").setLevel(logging.INFO if is_shown else logging.NOTSET)
     # Its starts and stops are said by the table and the exit code.
     logging.getLogger("uvicorn.error").setLevel(max(logging.WARNING, logging.root.level))

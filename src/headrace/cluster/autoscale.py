@@ -11,7 +11,7 @@ from typing import Final
 
 from headrace.cluster.crew import Crew
 from headrace.cluster.fleet import Slot
-from headrace.cluster.roles import SetWorkerRole
+from headrace.cluster.roles import AUTOSCALER, SetWorkerRole
 from headrace.core.autoscaler.capacity import Replica
 from headrace.core.autoscaler.core import LOAD_TIMER, AutoscalerCore
 from headrace.core.autoscaler.events import (
@@ -254,7 +254,7 @@ class Autoscaling:
             case Drain(_, replica_id):
                 self._crew.leave(self._slot(replica_id))
             case SwitchRole(replica_id, from_role, to_role, reason):
-                self._crew.roles.begin(self._slot(replica_id), to_role)
+                self._crew.roles.begin(self._slot(replica_id), to_role, AUTOSCALER)
                 self._note(from_role, len(self._staying(from_role)), reason)
                 self._note(to_role, len(self._staying(to_role)), reason)
 

@@ -17,6 +17,7 @@ from headrace.cluster.door import Door, Guest
 from headrace.cluster.endings import LAST_BREATH_S, Endings
 from headrace.cluster.fleet import Cause, Fleet, Slot
 from headrace.cluster.process import WorkerProcess
+from headrace.cluster.returns import Returns
 from headrace.cluster.roles import RoleChanges
 from headrace.cluster.snapshots import Snapshots
 from headrace.cluster.stall_watch import StallWatch
@@ -80,6 +81,7 @@ class Crew:
         self._audits = Audits()
         self.canaries = Canaries(fleet.config, self._send)
         self.roles = RoleChanges(fleet, self._send, handle)
+        self._returns = Returns(fleet)
         self._snapshots = Snapshots()
         self._stall_watch = StallWatch(fleet, handle)
         self.on_record: OnRecord = lambda record: None
@@ -166,10 +168,6 @@ class Crew:
             self._num_starting = self.fleet.num_starting
             self._handle(WorkersStarting(self._num_starting))
 
-    @property
-    def _has_remote(self) -> bool:
-        return any(slot.is_remote for slot in self.fleet)
-
     def _renew(self) -> None:
         """Workers of other machines cannot see otherwise that nobody is there any more."""
         if self._now < self._renewed_ns + self._renew_ns:
@@ -181,12 +179,13 @@ class Crew:
 
     def next_ns(self) -> Ns | None:
         """When there is something to do without a word from anybody; None = never."""
+        has_remote = any(slot.is_remote for slot in self.fleet)
         times = (
             self.fleet.next_ns(),
             self.canaries.next_ns(),
             self._endings.next_ns(self._now),
             self._stall_watch.next_ns,
-            Ns(self._renewed_ns + self._renew_ns) if self._has_remote else None,
+            Ns(self._renewed_ns + self._renew_ns) if has_remote else None,
             self._door.rests_until(self._now) if self._door is not None else None,
         )
         return min((time for time in times if time is not None), default=None)
@@ -318,6 +317,7 @@ class Crew:
         up = wire.up_of(self.fleet.is_up(slot, self._now, ready), slot.name, ready)
         self._handle(msgspec.structs.replace(up, role=slot.role))  # as it has said since
         _log.info("worker %s is ready", slot.name)
+        self._returns.back(self._now, slot)
         self._end_start()
 
     def _end_start(self) -> None:
@@ -350,6 +350,7 @@ class Crew:
     def _is_down(
         self, slot: Slot, worker_id: WorkerId | None, reason: str, *, is_failure: bool
     ) -> None:
+        self._returns.away(self._now, slot, reason, is_failure=is_failure)
         self._audits.lose(slot.name)
         self.roles.lose(slot)
         if worker_id is not None:
@@ -381,5 +382,4 @@ class Crew:
             self._endings.add(process, self._now)
         self.fleet.end(slot, self._now)
         _log.info("worker %s has ended", slot.name)
-        reason = "it was asked to leave"
-        self._is_down(slot, worker_id, reason, is_failure=False)
+        self._is_down(slot, worker_id, "it was asked to leave", is_failure=False)

@@ -4,7 +4,7 @@ Decides whether a worker may be asked, and whether it may do what another front 
 for from then on is its own word, so that all its front ends agree. Belongs to the crew's thread.
 """
 
-import logging
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -12,15 +12,16 @@ from typing import Final
 
 from headrace.cluster.ballot import DECODING
 from headrace.cluster.fleet import Fleet, Slot
+from headrace.cluster.returns import FLEET
 from headrace.cluster.wire import RoleIs, RoleSettled, RoleVote, RoleWanted, SetRole, ToWorker
 from headrace.core.base.errors import OverloadError, RequestError
 from headrace.core.base.worker import Role
 from headrace.core.router.events import WorkerRole
 from headrace.core.router.front_events import FrontEvent
 
+OPERATOR: Final = "an operator"
+AUTOSCALER: Final = "the autoscaler"
 RETRY_AFTER_S: Final = 1.0
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,7 @@ class RoleChanges:
         self._waiting: list[tuple[Slot, SetWorkerRole]] = []  # for the worker's word
         self._promised: set[tuple[str, int]] = set()  # names of workers that may stop decoding
         self._begun: set[str] = set()  # names of those that may in any case
+        self._asked: dict[str, tuple[Role, str, float]] = {}  # for what, by whom, when: by name
 
     def ask(self, wish: SetWorkerRole) -> None:
         try:
@@ -55,14 +57,15 @@ class RoleChanges:
             wish.done.set_exception(error)
             return
         self._waiting.append((slot, wish))
-        self._begin(slot, wish.role)
+        self._begin(slot, wish.role, OPERATOR)
 
-    def begin(self, slot: Slot, role: Role) -> None:
+    def begin(self, slot: Slot, role: Role, who: str) -> None:
         """For whoever knows that it may be."""
         self._begun.add(slot.name)
-        self._begin(slot, role)
+        self._begin(slot, role, who)
 
-    def _begin(self, slot: Slot, role: Role) -> None:
+    def _begin(self, slot: Slot, role: Role, who: str) -> None:
+        self._asked[slot.name] = role, who, time.monotonic()
         self._fleet.ask_role(slot, role)
         self._send(slot, SetRole(role))
 
@@ -96,8 +99,7 @@ class RoleChanges:
         """
         if slot.leaving is not None:
             return
-        if role is not slot.role:
-            _log.info("worker %s is for %s from now on", slot.name, role)
+        self._tell(slot, role)
         self._fleet.set_role(slot, role)
         if slot.asked_role is None:
             self._begun.discard(slot.name)
@@ -106,10 +108,21 @@ class RoleChanges:
         for wish in self._take(slot, lambda wish: wish.role is role):
             wish.done.set_result(None)
 
+    def _tell(self, slot: Slot, role: Role) -> None:
+        """People, where it is for something else from now on."""
+        asked, who, asked_s = self._asked.get(slot.name, (None, "", 0.0))
+        why = "another front end has asked"
+        if asked is role:
+            del self._asked[slot.name]
+            why = f"{who} has asked, {time.monotonic() - asked_s:.1f} s ago"
+        if role is not slot.role:
+            FLEET.info("worker %s is for %s now, not for %s: %s", slot.name, role, slot.role, why)
+
     def lose(self, slot: Slot) -> None:
         """A worker of this front end begins again, as what it was to be; others may not."""
         self._promised = {promise for promise in self._promised if promise[0] != slot.name}
         self._begun.discard(slot.name)
+        self._asked.pop(slot.name, None)
         comes_again = any(slot is one for one in self._fleet)
         for wish in self._take(slot, lambda wish: True):
             if comes_again:

@@ -15,6 +15,22 @@ def _as_it_was() -> object:
     root.handlers[:], _ = before
     root.setLevel(before[1])
     logging.captureWarnings(False)
+    logging.getLogger("headrace.fleet").setLevel(logging.NOTSET)
+
+
+@pytest.mark.parametrize(
+    ("level", "shown"),
+    [("debug", True), ("info", True), ("warning", True), ("error", False)],
+)
+def test_what_becomes_of_workers_is_shown_by_default(
+    level: str, shown: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start_logging(level)
+    logging.getLogger("headrace.fleet").info("worker w0 is back")
+    logging.getLogger("headrace.access").info("a request")
+    said = capsys.readouterr().err
+    assert ("INFO headrace.fleet worker w0 is back" in said) == shown
+    assert ("a request" in said) == (level in ("debug", "info"))
 
 
 def test_nobody_writes_lines_of_his_own_into_the_log(capsys: pytest.CaptureFixture[str]) -> None:

@@ -322,6 +322,7 @@ def test_a_rolling_restart_stops_at_the_first_canary_that_fails(
     for _ in range(3):
         turn()
     assert "has stopped at worker w1 (its canary is wrong" in caplog.text
+    assert "has ended in" not in caplog.text
     assert "not restarted: 1" in caplog.text
     # It comes back in the end, and the third one keeps its life all the same.
     wary.say(second, ready())

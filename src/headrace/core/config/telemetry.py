@@ -34,7 +34,8 @@ class TelemetryConfig:
     )
     log_level: str = setting(
         "warning",
-        "least serious line that is logged to standard error; info = one line for every request",
+        "least serious line that is logged to standard error; info = one line for every request;"
+        " warning = also the few lines of workers that come back, restart or change their roles",
         choices=("debug", "info", "warning", "error"),
     )
 
