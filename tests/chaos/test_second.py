@@ -81,6 +81,26 @@ def stop_first(self, seqs, sent_ns):
     submit(self, seqs, sent_ns)
 Session.submit = stop_first
 """
+# The first of several that has computed a step, of which it has said that it begins.
+AFTER_A_STEP = """
+import os, signal, time
+from contextlib import suppress
+from headrace.live.device import Device
+start = Device._start_step
+def start_step(self, plan):
+    told = self._on_step
+    def stop_first(*words):
+        time.sleep(0.1)  # what it says of having begun is on its way meanwhile
+        with suppress(FileExistsError):
+            os.close(os.open(FILE, os.O_CREAT | os.O_EXCL))
+            os.kill(os.getpid(), signal.SIGSTOP)
+            time.sleep(0.3)
+        told(*words)
+    self._on_step = stop_first
+    start(self, plan)
+    self._on_step = told
+Device._start_step = start_step
+"""
 # The first of several that copies a block: before the one of this number.
 AT_A_COPY = """
 import os, time
@@ -233,15 +253,17 @@ def test_in_shared_memory_what_was_computed_is_there(
     assert 0.75 <= cost_s <= 1.0 + lag.forgiven_s
 
 
-def test_one_that_is_handed_a_request_stops_before_it_begins(
+@pytest.mark.parametrize("place", [AT_A_REQUEST, AFTER_A_STEP], ids=["handed", "admitted"])
+def test_one_that_is_handed_a_request_stops_before_it_has_a_token(
     config: Config,
     port: int,
     stack: ExitStack,
     caplog: pytest.LogCaptureFixture,
     tmp_path: Path,
+    place: str,
 ) -> None:
     wanted = undisturbed(config, asked())
-    hook = FAR_APART + AT_A_REQUEST.replace("FILE", repr(str(tmp_path / "stopped")))
+    hook = FAR_APART + place.replace("FILE", repr(str(tmp_path / "stopped")))
     stack.enter_context(remote_worker(port, role="prefill", before=FAR_APART))
     both = [stack.enter_context(remote_worker(port, role="decode", before=hook)) for _ in range(2)]
     cluster = booted(config, stack, 3)

@@ -149,6 +149,37 @@ def num_computed(world: ClusterWorld, role: Role) -> int:
     return sum(worker.core.stats().num_computed_tokens for worker in workers)
 
 
+@pytest.mark.parametrize("seeds", FEW_AND_A_THOUSAND)
+def test_who_stops_when_it_has_taken_over_costs_a_second(seeds: range) -> None:
+    """It has all of the KV, and has not made a token. What was copied from is cached still."""
+    num_recalls = slowest_ns = 0
+    for seed in seeds:
+        world, spec = streaming(seed)
+        stops = Stops(seed, world)
+        while not (there := [worker for worker in world.workers if has_taken_over(worker)]):
+            stops.step()
+        stops.stop(there[0])
+        num_tokens = len(world.outputs[spec.seq_id])
+        while len(world.outputs[spec.seq_id]) == num_tokens:
+            stops.step()
+            slowest_ns = max(slowest_ns, world.now - world.stopped_ns[there[0]])
+            assert slowest_ns < 1.2 * NS_PER_S  # with the steps that the other one needs
+        while spec.seq_id in world.living:
+            stops.step()
+        assert tuple(world.outputs[spec.seq_id]) == expected_output(spec)
+        num_recalls += world.front.num_recalls
+        stops.wake(there[0])
+        for _ in range(200):
+            stops.step()
+        world.audit()
+    assert num_recalls > len(seeds) / 2
+    assert slowest_ns > 700 * NS_PER_MS  # that is what is measured
+
+
+def has_taken_over(worker: Worker) -> bool:
+    return worker.role is Role.DECODE and worker.core.stats().num_running > 0
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_nor_does_anybody_wait_for_a_decoder_that_stops(seed: int) -> None:
     """It was told what to expect, and gets nothing more to do."""

@@ -70,7 +70,7 @@ class Flight:
         self.excluded: tuple[WorkerId, ...] = ()  # that were lost with it
         self.num_failures = 0  # of these; the others were asked to leave
         self.num_output_tokens = 0  # since it came to its worker
-        self._has_begun = False  # its worker has said so
+        self._has_begun = False  # its worker has a token of it, or is to keep it in any case
         self._is_recalled = False  # it was, once
         # Workers that it was taken from, and may still say something of these sequences: nobody
         # would know which life of a sequence such a word is about if it were there again.
@@ -116,7 +116,9 @@ class Flight:
         part = self._parts.get(word.seq_id)
         if part is None:
             return None
-        self._has_begun = True
+        # Where its KV was brought, one step is between its being admitted and its next token. Who
+        # was taken from a worker stays where it is admitted: no prompt is computed a third time.
+        self._has_begun = self._has_begun or self._is_recalled or isinstance(word, Emit)
         match word:
             case Emit():
                 return self._hear_tokens(part, word)

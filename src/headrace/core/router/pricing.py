@@ -53,7 +53,7 @@ class Pricing:
         self._terms: dict[tuple[Predictor, int], Terms] = {}
         self._depths: dict[Worker, int] = {}
         have_most, self._deepest = holders
-        self._holder = next((fleet.with_bit(bit) for bit in bits_of(have_most)), None)
+        self._holder = _best_source(map(fleet.with_bit, bits_of(have_most)), request)
         for workers, depth in hits:
             for bit in bits_of(workers):
                 worker = fleet.with_bit(bit)
@@ -172,3 +172,12 @@ class Pricing:
             fetch_from=None if holder is None else holder.name,
             fetch_from_id=None if holder is None else holder.worker_id,
         )
+
+
+def _best_source(holders: Iterable[Worker], request: RouteRequest) -> Worker | None:
+    """Any of these, but none that may have stopped while there is another one."""
+    last: Worker | None = None
+    for last in holders:
+        if last.worker_id not in request.excluded:
+            break
+    return last

@@ -155,6 +155,18 @@ def test_kv_is_fetched_where_that_is_quicker_than_to_compute_it() -> None:
             )
 
 
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_kv_is_fetched_from_one_that_has_not_stopped(stopped: int) -> None:
+    routing = Routing(kv_link="memory")
+    for worker_id in range(3):
+        routing.up(worker_id, kv_block_bytes=1 << 10)
+        if worker_id < 2:
+            routing.kv(worker_id, *stored(*CHAIN))
+            routing.stats(worker_id, num_queued_prefill_tokens=4000, num_running=1)
+    chosen = routing.place(CHAIN, excluded=(WorkerId(stopped),)).decision.chosen
+    assert (chosen.worker_id, chosen.fetch_from_id) == (2, 1 - stopped)
+
+
 def test_what_is_still_to_be_computed_somewhere_is_not_fetched_from_there() -> None:
     """Twins go where they are expected, but nothing can be copied from there yet."""
     routing = Routing(kv_link="memory")

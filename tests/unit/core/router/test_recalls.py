@@ -140,9 +140,25 @@ def test_what_is_decoded_stays() -> None:
     """A computation too many would cost more than a moment. Silence for long is a loss."""
     fronting = Fronting(Role.DECODE, Role.DECODE)
     ((first, _),) = fronting.sent(fronting.hand_over())
-    fronting.say(first, Admitted(SEQ, 400))
+    fronting.say(first, Admitted(SEQ, 400), Emit(SEQ, (8,)))
     assert fronting.tell(WorkerStalled(first)) == []
     assert fronting.core.num_recalls == 0
+
+
+def test_what_is_admitted_and_has_no_token_there_does_not_once() -> None:
+    """Where it goes then, it stays, however long its prompt takes: it is not computed again."""
+    fronting = Fronting(Role.DECODE, Role.DECODE)
+    ((first, _),) = fronting.sent(fronting.hand_over())
+    second = OTHER if first == DECODE else DECODE
+    assert Forward(PREFILL, EndLease(SEQ)) in fronting.say(first, Admitted(SEQ, 400))
+    effects = fronting.tell(WorkerStalled(first))
+    assert fronting.sent(effects) == [(second, "")]
+    assert Forward(first, Cancel(SEQ)) in effects
+    assert any(isinstance(one, Preempted) for one in effects)
+    fronting.say(second, Admitted(SEQ, 0))
+    fronting.tell(WorkerResumed(first))
+    assert fronting.tell(WorkerStalled(second)) == []
+    assert fronting.core.num_recalls == 1
 
 
 def test_the_memory_of_one_that_has_stalled_is_there_for_its_own_machine_only() -> None:
