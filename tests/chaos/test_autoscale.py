@@ -173,7 +173,8 @@ def test_a_worker_changes_its_role_under_streams(
     config: Config, scaler: Obedient, asked: list[GenerateRequest], wanted: list[Answer]
 ) -> None:
     apart = ClusterConfig(prefill=1, decode=2, handoff="always", restart_delay_s=0)
-    with running(replace(config, cluster=apart, scheduler=SEVERAL)) as cluster:
+    roomy = replace(config.autoscaler, max_replicas=3)
+    with running(replace(config, cluster=apart, scheduler=SEVERAL, autoscaler=roomy)) as cluster:
 
         def decoding() -> list[WorkerId]:
             ups = [one for one in list(scaler.events) if isinstance(one, ReplicaUp)]
@@ -206,7 +207,8 @@ def test_an_operator_moves_workers_between_pools_that_there_are(
     config: Config, scaler: Obedient, asked: list[GenerateRequest], wanted: list[Answer]
 ) -> None:
     apart = ClusterConfig(prefill=1, decode=2, handoff="always", restart_delay_s=0)
-    with running(replace(config, cluster=apart, scheduler=SEVERAL)) as cluster:
+    roomy = replace(config.autoscaler, max_replicas=3)
+    with running(replace(config, cluster=apart, scheduler=SEVERAL, autoscaler=roomy)) as cluster:
         wait_until(lambda: len(cluster.engine.pools()) == 2)
         with pytest.raises(RequestError, match="no pool of mixed workers"):
             cluster.engine.set_role("d0", Role.MIXED).result(10.0)

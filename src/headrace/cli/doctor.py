@@ -22,7 +22,7 @@ from headrace.cli.checks.program import (
     check_torch,
 )
 from headrace.cli.output import print_json, print_table
-from headrace.cli.settings import load_settings
+from headrace.cli.settings import load_settings, served
 from headrace.core.base.errors import ConfigError
 from headrace.core.config.schema import Config, ModelConfig
 
@@ -58,7 +58,7 @@ def doctor(model: str | None, flags: Any, *, as_json: bool) -> int:
 def _check_settings(model: str | None, flags: Any) -> tuple[list[Check], Config]:
     """Wrong settings are one finding among others, and the rest is looked at with the defaults."""
     try:
-        config, sources = load_settings(flags, model=model)
+        config, sources = served(load_settings(flags, model=model))
     except ConfigError as error:
         check = Check("settings", Status.FAIL, error.message, "headrace explain config lists them")
         return [check], replace(Config(), model=ModelConfig(path=model or ""))

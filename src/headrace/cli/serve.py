@@ -12,7 +12,7 @@ from headrace.cli.loading import Loading, Start, Stopped
 from headrace.cli.logs import start_logging
 from headrace.cli.output import print_facts, print_json, report_note
 from headrace.cli.report import curl_line, drain_line, serve_facts, serve_figures
-from headrace.cli.settings import load_settings
+from headrace.cli.settings import load_settings, served
 from headrace.core.config.schema import Config
 from headrace.live.boot import boot
 from headrace.live.traffic import TrafficRecorder
@@ -24,7 +24,7 @@ STDIN = 0
 def serve(model: str | None, flags: Any, *, as_json: bool) -> int:
     """Bind, then load while /health already answers, then serve until a signal."""
     started_ns = time.monotonic_ns()
-    config = load_settings(flags, model=model).config
+    config = served(load_settings(flags, model=model)).config
     start_logging(config.telemetry.log_level)
     if config.cluster.engines:
         from headrace.cli.gateway import serve_engines

@@ -10,12 +10,14 @@ import msgspec
 from headrace.cli.flags import config_file, flag_values
 from headrace.core.base.errors import ConfigError
 from headrace.core.config.merge import Layer, Merged, merge
+from headrace.core.config.scaling import scaling_faults
 from headrace.core.config.sources import layer_from_toml, layers_from_environ, layers_from_flags
 from headrace.core.workload.profiles import PROFILES
 from headrace.models.files import read_text
 
 CONFIG_VARIABLE = "HEADRACE_CONFIG"
 MAX_FILE_BYTES = 1 << 20
+_SEVERAL = "the bounds of the autoscaler leave nothing to decide"
 
 
 def load_settings(
@@ -37,6 +39,15 @@ def load_settings(
     layers += layers_from_environ(environ)
     layers += layers_from_flags({"model.path": model, **flag_values(flags)})
     return with_workload(layers)
+
+
+def served(merged: Merged) -> Merged:
+    """The same, for a server; ConfigError where values that are each as they may be mean nothing
+    together.
+    """
+    if faults := list(scaling_faults(merged.config, merged.sources)):
+        raise ConfigError("\n".join(faults if len(faults) == 1 else [_SEVERAL, *faults]))
+    return merged
 
 
 def with_workload(layers: Sequence[Layer]) -> Merged:

@@ -293,6 +293,15 @@ def autoscale_of(asked: SimAsked, layout: Layout) -> Autoscale | None:
             )
         return None
     most = layout.num_workers if asked.max_workers is None else asked.max_workers
+    num_pools = sum(num > 0 for num in (layout.mixed, layout.prefill, layout.decode))
+    for num, what in (
+        (asked.min_workers * num_pools, f"--min-workers is {asked.min_workers} for each pool"),
+        (layout.num_workers, f"{layout.num_workers} workers are there at the begin"),
+    ):
+        if num > most:
+            raise ConfigError(
+                f"{what}, and --max-workers is {most}", hint=f"say --max-workers {num}, or fewer"
+            )
     config = AutoscalerConfig(
         min_replicas=asked.min_workers,
         max_replicas=most,

@@ -19,8 +19,8 @@ from headrace.cluster.site import Site, open_site
 from headrace.cluster.states import awaited
 from headrace.cluster.wire import Configure, Ready
 from headrace.core.base.errors import ConfigError
-from headrace.core.config.cluster import ClusterConfig
 from headrace.core.config.ledger import ByteLedger, KvPlan
+from headrace.core.config.scaling import scaling_faults
 from headrace.core.config.schema import Config, RouterConfig
 from headrace.core.router.core import RouterCore
 from headrace.core.workload.recording import Begin
@@ -114,7 +114,7 @@ def boot_cluster(
     """
     if (config.autoscaler.enabled or config.cluster.on) and not config.cluster.num_workers:
         config = replace(config, cluster=replace(config.cluster, workers=1))
-    _check(config.cluster, is_scaled=config.autoscaler.enabled)
+    _check(config)
     report = on_progress or (lambda stage, done, total: None)
     with ExitStack() as stack:
         site = open_site(config, placer, worker_module=worker_module)
@@ -193,14 +193,17 @@ def _router(config: Config) -> RouterConfig:
     return replace(config.router, kv_link=config.router.kv_link or KV_LINK)
 
 
-def _check(cluster: ClusterConfig, *, is_scaled: bool) -> None:
+def _check(config: Config) -> None:
+    cluster = config.cluster
     if not (cluster.workers + cluster.decode or cluster.listen):
         raise ConfigError(
             "there is no worker that decodes",
             hint="add --decode 1 or --workers 1, or --listen for workers of other machines",
         )
-    if not is_scaled:
+    if not config.autoscaler.enabled:
         return
+    if fault := next(scaling_faults(config, {}), ""):
+        raise ConfigError(fault)
     if cluster.listen and not cluster.on:
         raise ConfigError(
             "workers that come by themselves cannot be scaled",

@@ -182,6 +182,14 @@ def test_an_autoscaler_says_what_it_decided(
         ({"max_workers": 3}, "nobody would start or end any"),
         ({"autoscale": True, "mixed": 1, "prefill": 1, "decode": 1}, "one kind"),
         ({"autoscale": True, "max_workers": 0}, "--max-workers"),
+        (
+            {"autoscale": True, "mixed": 2, "min_workers": 5, "max_workers": 4},
+            "--min-workers is 5 for each pool, and --max-workers is 4",
+        ),
+        (
+            {"autoscale": True, "mixed": 6, "max_workers": 4},
+            "6 workers are there at the begin, and --max-workers is 4",
+        ),
     ],
 )
 def test_workers_that_cannot_be_scaled(flags: dict[str, Any], message: str) -> None:
