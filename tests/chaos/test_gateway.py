@@ -173,10 +173,19 @@ def test_without_engines_the_answer_is_503() -> None:
     url = f"http://127.0.0.1:{free_port()}"
     with running_gateway(url, waits_for=0) as gateway:
         assert httpx.get(gateway.url + "/health").status_code == 200
-        assert httpx.get(gateway.url + "/ready").status_code == 503
+        assert httpx.get(gateway.url + "/health").json() == {"status": "waiting"}
+        eventually(lambda: gateway.gateway.engines[0].reason.startswith("cannot"))
+        ready = httpx.get(gateway.url + "/ready")
+        assert ready.status_code == 503
+        assert ready.json() == {
+            "status": "waiting",
+            "engines": {"e0": "cannot connect: connection refused"},
+            "detail": "no engine is up; requests wait for one, then they are refused",
+        }
         response = ask(gateway)
         assert response.status_code == 503
         assert "retry-after" in response.headers
+        assert response.json()["error"]["message"].startswith("no engine came up within")
 
 
 def test_a_request_waits_for_an_only_engine_to_come_back() -> None:

@@ -324,3 +324,19 @@ def test_serve_without_a_model(
 def test_serve_with_a_model_and_engines(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "model.gguf", "--engine", "http://127.0.0.1:9"]) == 2
     assert "but not both" in capsys.readouterr().err
+
+
+def test_engines_of_other_models_are_filtered_as_such() -> None:
+    with (
+        stub.stub_engine(stub.streams("a")) as one,
+        stub.stub_engine(stub.streams("b"), models=("other",)) as two,
+        running_gateway(one.url, two.url) as gateway,
+    ):
+        body = {"model": "other", "prompt": "x", "stream": True}
+        answer = httpx.post(f"{gateway.url}/v1/completions", json=body)
+        assert answer.status_code == 200
+        decision_id = answer.headers["x-headrace-decision"]
+        decision = httpx.get(f"{gateway.url}/admin/decisions/{decision_id}").json()
+        assert [(one["reason"], one["workers"]) for one in decision["filtered"]] == [
+            ("other model", ["e0"])
+        ]

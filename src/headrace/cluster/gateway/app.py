@@ -14,6 +14,8 @@ import headrace
 from headrace.cluster.gateway.gateway import GENERATION, Gateway
 from headrace.cluster.gateway.relay import Relay
 from headrace.core.base.errors import HeadraceError, RequestError
+from headrace.core.router.decision import Filtered
+from headrace.core.router.fleet import ADAPTER, MODEL
 from headrace.server.admin import check_is_local, decision_response
 from headrace.server.app import Front, answer_error
 from headrace.server.errors import JSON
@@ -89,7 +91,19 @@ def _model(gateway: Gateway, request: Request) -> Response:
 
 def _decision(gateway: Gateway, request: Request) -> Response:
     check_is_local(request)
-    return decision_response(gateway.switch.router.decision(request.path_params["id"]))
+    decision = gateway.switch.router.decision(request.path_params["id"])
+    if decision is not None:
+        decision = msgspec.structs.replace(
+            decision, filtered=tuple(map(_as_of_engines, decision.filtered))
+        )
+    return decision_response(decision)
+
+
+def _as_of_engines(filtered: Filtered) -> Filtered:
+    """To the router a model of an engine is what an adapter is to a worker: see Engine.come_up."""
+    if filtered.reason != ADAPTER:
+        return filtered
+    return msgspec.structs.replace(filtered, reason=MODEL)
 
 
 def _health(gateway: Gateway, request: Request) -> Response:
@@ -101,7 +115,10 @@ def _ready(gateway: Gateway, request: Request) -> Response:
     """Whether a request may come now: some engine is up."""
     states = {one.name: one.reason or "up" for one in gateway.engines}
     is_open = gateway.door is Door.OPEN
-    response = _json({"status": gateway.door, "engines": states}, 200 if is_open else 503)
+    told: dict[str, object] = {"status": gateway.door, "engines": states}
+    if gateway.door is Door.WAITING:
+        told["detail"] = "no engine is up; requests wait for one, then they are refused"
+    response = _json(told, 200 if is_open else 503)
     if not is_open:
         response.headers["retry-after"] = str(round(RETRY_AFTER_S))
     return response

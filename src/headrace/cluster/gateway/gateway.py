@@ -34,6 +34,7 @@ from headrace.core.router.events import (
     WorkerLoad,
     WorkerStats,
 )
+from headrace.core.router.refusal import Noun
 from headrace.live.traffic import TrafficRecorder
 from headrace.server.callers import Tenants
 from headrace.server.service import RETRY_AFTER_S, Door
@@ -60,7 +61,7 @@ class Gateway:
         self.config = config
         speed = config.cluster.engine_prefill_tokens_per_s
         self.engines = [Engine(one, speed) for one in engine_addresses(config.cluster)]
-        self.switch = Switch(RouterCore(config.router))
+        self.switch = Switch(RouterCore(config.router, noun=Noun.ENGINE))
         self._kv = KvSources(config, self.engines, self.switch)
         self.metrics = GatewayMetrics(self.engines, self._kv, self.switch.router, ROUTES)
         self._by_worker: dict[WorkerId, Engine] = {}
@@ -115,7 +116,7 @@ class Gateway:
             return Door.DRAINING
         if self._watching is not None and self._watching.done():
             return Door.FAILED
-        return Door.OPEN if any(engine.is_up for engine in self.engines) else Door.LOADING
+        return Door.OPEN if any(engine.is_up for engine in self.engines) else Door.WAITING
 
     # ---- requests under way
 

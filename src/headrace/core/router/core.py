@@ -39,7 +39,7 @@ from headrace.core.router.events import (
 from headrace.core.router.explain import Choice, DecisionLog, explain
 from headrace.core.router.fleet import Fleet, LateLoads, Survey
 from headrace.core.router.pricing import Pricing
-from headrace.core.router.refusal import find_fault, lateness, no_worker, queue_full, too_late
+from headrace.core.router.refusal import Noun, find_fault, lateness, no_worker, queue_full, too_late
 from headrace.core.router.stats import RouterStats
 from headrace.core.router.waiting import Waiting, WaitingRoom
 from headrace.core.router.worker import Booking, Worker
@@ -56,9 +56,15 @@ class RouterCore:
     """`handle(now, event) -> effects`."""
 
     def __init__(
-        self, config: RouterConfig, late_kv: LateKv | None = None, loads: LateLoads | None = None
+        self,
+        config: RouterConfig,
+        late_kv: LateKv | None = None,
+        loads: LateLoads | None = None,
+        *,
+        noun: Noun = Noun.WORKER,
     ) -> None:
         self.config = config
+        self._noun = noun
         self._fleet = Fleet(config, loads)
         self._caches = Caches(config, self._fleet, late_kv)
         self._room = WaitingRoom()
@@ -171,12 +177,12 @@ class RouterCore:
     def _arrive(self, now: Ns, request: RouteRequest, effects: list[RouterEffect]) -> None:
         self._forget(now, request.request_id)
         if request.deadline_ns is not None and request.deadline_ns <= now:
-            self._reject(too_late(request.request_id), effects)
+            self._reject(too_late(request.request_id, self._noun), effects)
             return
         waiting = Waiting(now, request)
         survey = self._fleet.survey(now, request)
         pricing = self._choices.price(now, request)
-        if (fault := find_fault(request, survey, self._fleet)) is not None:
+        if (fault := find_fault(request, survey, self._fleet, self._noun)) is not None:
             self._reject(fault, effects)
             return
         if self.config.refuse_late and not request.is_migration:
@@ -191,7 +197,9 @@ class RouterCore:
             self._dispatch(waiting, best, survey, pricing, effects)
         elif len(self._room) >= self.config.max_waiting_requests and not request.is_migration:
             retry_s = max(1.0, self._room.prefill_ns / max(1, len(self._fleet)) / NS_PER_S)
-            self._reject(queue_full(request.request_id, len(self._room), retry_s), effects)
+            self._reject(
+                queue_full(request.request_id, len(self._room), retry_s, self._noun), effects
+            )
         else:
             self._wait(survey, pricing, best, effects)
 
@@ -255,7 +263,7 @@ class RouterCore:
         deadline_ns = waiting.request.deadline_ns if waiting else None
         if deadline_ns is not None and deadline_ns <= now:
             self._room.remove(timer_id)
-            self._reject(too_late(timer_id), effects)
+            self._reject(too_late(timer_id, self._noun), effects)
 
     def _refuse_lonely(self, now: Ns, effects: list[RouterEffect]) -> None:
         """Refuse those that have waited long enough while nobody is there who could take them, nor
@@ -269,7 +277,7 @@ class RouterCore:
             if is_due and self._fleet.survey(now, waiting.request).is_lonely:
                 request_id = waiting.request.request_id
                 self._room.remove(request_id)
-                self._reject(no_worker(request_id, self.config.worker_wait_s), effects)
+                self._reject(no_worker(request_id, self.config.worker_wait_s, self._noun), effects)
 
     # ---- places
 
@@ -326,7 +334,7 @@ class RouterCore:
         """Whether it waits no longer, or has got a place to wait at."""
         request = waiting.request
         survey = self._fleet.survey(now, request)
-        if (fault := find_fault(request, survey, self._fleet)) is not None:
+        if (fault := find_fault(request, survey, self._fleet, self._noun)) is not None:
             self._room.remove(request.request_id)
             self._reject(fault, effects)
             return True

@@ -2,6 +2,8 @@
 what would come too late as soon as that is predicted.
 """
 
+from enum import Enum
+
 from headrace.core.base.types import NS_PER_MS, NS_PER_S, Ns
 from headrace.core.router.events import RouteReject, RouteRequest
 from headrace.core.router.fleet import ADAPTER, MODEL, ROLE, TOO_LONG, Fleet, Survey
@@ -9,7 +11,20 @@ from headrace.core.router.pricing import Pricing
 from headrace.core.router.waiting import WaitingRoom
 
 
-def find_fault(request: RouteRequest, survey: Survey, fleet: Fleet) -> RouteReject | None:
+class Noun(Enum):
+    """What those that requests go to are called where clients hear of them: one, and many."""
+
+    WORKER = ("a worker", "workers")
+    ENGINE = ("an engine", "engines")
+
+    @property
+    def bare(self) -> str:
+        return self.value[0].partition(" ")[2]
+
+
+def find_fault(
+    request: RouteRequest, survey: Survey, fleet: Fleet, noun: Noun
+) -> RouteReject | None:
     """Refuse what no worker of the role that is up could ever take. None where one may, or where
     none of the role is up: one may come.
     """
@@ -32,10 +47,10 @@ def find_fault(request: RouteRequest, survey: Survey, fleet: Fleet) -> RouteReje
         )
     if ADAPTER in survey.filtered:
         return RouteReject(
-            request.request_id, 404, "adapter_not_found", f"no worker has {request.adapter}"
+            request.request_id, 404, "adapter_not_found", f"no {noun.bare} has {request.adapter}"
         )
     return RouteReject(
-        request.request_id, 404, "model_not_found", f"no worker has {request.model_digest}"
+        request.request_id, 404, "model_not_found", f"no {noun.bare} has {request.model_digest}"
     )
 
 
@@ -68,33 +83,33 @@ def lateness(
     )
 
 
-def too_late(request_id: int) -> RouteReject:
+def too_late(request_id: int, noun: Noun) -> RouteReject:
     return RouteReject(
         request_id,
         504,
         "deadline_exceeded",
-        "the request's time was over before a worker had room",
-        "allow more time, or add workers",
+        f"the request's time was over before {noun.value[0]} had room",
+        f"allow more time, or add {noun.value[1]}",
     )
 
 
-def queue_full(request_id: int, num_waiting: int, retry_after_s: float) -> RouteReject:
+def queue_full(request_id: int, num_waiting: int, retry_after_s: float, noun: Noun) -> RouteReject:
     return RouteReject(
         request_id,
         429,
         "queue_full",
-        f"{num_waiting} requests wait for a worker, which is the limit",
+        f"{num_waiting} requests wait for {noun.value[0]}, which is the limit",
         "retry later",
         retry_after_s=retry_after_s,
     )
 
 
-def no_worker(request_id: int, waited_s: float) -> RouteReject:
+def no_worker(request_id: int, waited_s: float, noun: Noun) -> RouteReject:
     return RouteReject(
         request_id,
         503,
         "no_worker",
-        f"no worker came up within {waited_s:g} s",
+        f"no {noun.bare} came up within {waited_s:g} s",
         "retry later",
         retry_after_s=max(1.0, waited_s),
     )
