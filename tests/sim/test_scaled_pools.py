@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from headrace.bench.roles import DEVICE, LAYOUT, SLO, mix
+from headrace.bench.roles import CASES, DEVICE, LAYOUT, SLO, measure, mix
 from headrace.core.base.errors import ConfigError
 from headrace.core.base.types import NS_PER_S, Ns, WorkerId
 from headrace.core.base.worker import Role
@@ -100,6 +100,14 @@ def test_workers_follow_the_mix_without_a_start() -> None:
     assert Role.DECODE in after
     assert watch.num_switched == len(before) + len(after)
     assert {use.name for use in report.workers} == {f"worker-{i}" for i in range(4)}
+
+
+@pytest.mark.slow
+def test_switches_pay_where_no_split_is_right_for_both_halves() -> None:
+    by_name = {case.name: case for case in CASES}
+    switches, fixed = (measure(by_name[name], 0, 0.8, 1.5) for name in ("switches", "fixed 2 + 2"))
+    assert switches["num_switches"] > 1
+    assert switches["goodput_per_s"] > 1.5 * fixed["goodput_per_s"]
 
 
 def test_parts_of_a_life_are_those_of_its_roles() -> None:

@@ -19,6 +19,10 @@ from headrace.core.config.autoscaler import AutoscalerConfig
 # Time constants: of the rate that the load loop goes by, and of the mean request.
 RATE_NS: Final = 60 * NS_PER_S
 TRAFFIC_NS: Final = 600 * NS_PER_S
+# Where prompts and answers have pools of their own, a mix that changes is work for the other pool,
+# which can have a replica of this one at once: that must be seen at once, too.
+TRAFFIC_APART_NS: Final = 90 * NS_PER_S
+LEAST_APART: Final = 30.0  # requests behind the mean one there, however few come
 # Windows that measurements are gathered from, until there are enough.
 MAX_PAST: Final = 120
 # Weight of a new start in the expected duration of the next one.
@@ -184,7 +188,10 @@ class Pool:
         """Windows count by their requests, and old ones fade with time: prompts by those that came,
         outputs by those that ended, which may be long after the last one came.
         """
-        usual = self.rate * TRAFFIC_NS / NS_PER_S
+        if self.role == Role.MIXED:
+            usual = self.rate * TRAFFIC_NS / NS_PER_S
+        else:
+            usual = max(LEAST_APART, self.rate * TRAFFIC_APART_NS / NS_PER_S)
         before = self._traffic or Traffic(0.0, 0.0, 0.0)
         prompt, uncached, output = before.prompt_tokens, before.uncached_tokens, 0.0
         if window.num_arrivals:
