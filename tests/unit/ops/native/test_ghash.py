@@ -46,7 +46,10 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
             yield near, far
 
 
-@pytest.mark.parametrize("num_bytes", [*range(50), 255, 256, 257, 511, 512, 513, 4096, 70_001])
+@pytest.mark.parametrize(
+    "num_bytes",
+    [*range(50), 255, 256, 257, 511, 512, 513, 4096, 70_001, (1 << 17) - 1, 1 << 17, 300_001],
+)
 def test_it_is_what_is_in_a_tag(num_bytes: int) -> None:
     rng = random.Random(num_bytes)
     for key in (rng.randbytes(32), rng.randbytes(16), bytes(32)):

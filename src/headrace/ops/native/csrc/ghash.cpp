@@ -25,7 +25,9 @@ namespace {
 
 constexpr size_t kBlock = sizeof(GhashBlock);
 constexpr size_t kLine = 64;
-constexpr size_t kAhead = 4096;  // the processor itself does not look beyond a page
+constexpr size_t kStep = kGhashPairs * 32;
+constexpr size_t kFar = size_t{1} << 16;  // between two places that are hashed at once
+constexpr size_t kAhead = 2048;  // the processor itself does not look beyond a page
 
 HEADRACE_GHASH inline __m128i polynomial() {
   return _mm_set_epi64x(static_cast<int64_t>(0xC200000000000000), 1);  // x^128 + x^7 + x^2 + x + 1, turned around
@@ -77,6 +79,25 @@ HEADRACE_GHASH inline __m256i folded(__m256i value) {
   return _mm256_xor_si256(value, _mm256_shuffle_epi32(value, 0x4E));
 }
 
+// The sum so far, and sixteen blocks behind it.
+HEADRACE_GHASH inline __m128i behind(__m128i total, const std::byte* data, const __m256i* powers, const __m256i* halves) {
+  const __m256i turn = _mm256_broadcastsi128_si256(turned_bytes());
+  for (size_t line = 0; line < kStep; line += kLine)
+    _mm_prefetch(reinterpret_cast<const char*>(data + kAhead + line), _MM_HINT_T0);
+  __m256i low = _mm256_setzero_si256(), middle = low, high = low;
+  __m256i before = _mm256_zextsi128_si256(total);  // goes into the first block
+  for (int pair = 0; pair < kGhashPairs; ++pair) {
+    const __m256i loaded = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(data + 32 * pair));
+    const __m256i blocks = _mm256_xor_si256(_mm256_shuffle_epi8(loaded, turn), before);
+    before = _mm256_setzero_si256();
+    low = _mm256_xor_si256(low, _mm256_clmulepi64_epi128(blocks, powers[pair], 0x00));
+    high = _mm256_xor_si256(high, _mm256_clmulepi64_epi128(blocks, powers[pair], 0x11));
+    middle = _mm256_xor_si256(middle, _mm256_clmulepi64_epi128(folded(blocks), halves[pair], 0x00));
+  }
+  middle = _mm256_xor_si256(middle, _mm256_xor_si256(low, high));
+  return reduced(both_lanes(low), both_lanes(middle), both_lanes(high));
+}
+
 }  // namespace
 
 bool Ghash::can_run() {
@@ -91,8 +112,11 @@ Ghash::Ghash(const GhashBlock& subkey) {
 HEADRACE_GHASH void Ghash::expand(const GhashBlock& subkey) {
   const __m128i first = times_inverse_of_x(turned(load(subkey.data())));
   store(first_, first);
+  __m128i far = first;
+  for (size_t blocks = 1; blocks < kFar / kBlock; blocks *= 2) far = product(far, far);
+  store(far_, far);
   __m128i power = first;
-  for (int pair = kPairs - 1; pair >= 0; --pair) {  // the first block of a pair is one power above the second
+  for (int pair = kGhashPairs - 1; pair >= 0; --pair) {  // the first block of a pair is one power above the second
     std::byte* const powers = powers_ + 32 * pair;
     store(powers + 16, power);
     power = product(power, first);
@@ -106,24 +130,17 @@ HEADRACE_GHASH void Ghash::expand(const GhashBlock& subkey) {
 HEADRACE_GHASH void Ghash::add(GhashBlock& sum, const std::byte* data, size_t bytes) const {
   const auto* powers = reinterpret_cast<const __m256i*>(powers_);
   const auto* halves = reinterpret_cast<const __m256i*>(halves_);
-  const __m256i turn = _mm256_broadcastsi128_si256(turned_bytes());
   __m128i total = turned(load(sum.data()));
-  for (; bytes >= kPairs * 32; bytes -= kPairs * 32, data += kPairs * 32) {
-    for (size_t line = 0; line < kPairs * 32; line += kLine)
-      _mm_prefetch(reinterpret_cast<const char*>(data + kAhead + line), _MM_HINT_T0);
-    __m256i low = _mm256_setzero_si256(), middle = low, high = low;
-    __m256i before = _mm256_zextsi128_si256(total);  // goes into the first block
-    for (int pair = 0; pair < kPairs; ++pair) {
-      const __m256i loaded = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(data + 32 * pair));
-      const __m256i blocks = _mm256_xor_si256(_mm256_shuffle_epi8(loaded, turn), before);
-      before = _mm256_setzero_si256();
-      low = _mm256_xor_si256(low, _mm256_clmulepi64_epi128(blocks, powers[pair], 0x00));
-      high = _mm256_xor_si256(high, _mm256_clmulepi64_epi128(blocks, powers[pair], 0x11));
-      middle = _mm256_xor_si256(middle, _mm256_clmulepi64_epi128(folded(blocks), halves[pair], 0x00));
+  // Two places at once: one stream of loads leaves a third of what a core can have from memory unused.
+  for (; bytes >= 2 * kFar; bytes -= 2 * kFar, data += 2 * kFar) {
+    __m128i far = _mm_setzero_si128();
+    for (size_t at = 0; at < kFar; at += kStep) {
+      total = behind(total, data + at, powers, halves);
+      far = behind(far, data + kFar + at, powers, halves);
     }
-    middle = _mm256_xor_si256(middle, _mm256_xor_si256(low, high));
-    total = reduced(both_lanes(low), both_lanes(middle), both_lanes(high));
+    total = _mm_xor_si128(product(total, load(far_)), far);
   }
+  for (; bytes >= kStep; bytes -= kStep, data += kStep) total = behind(total, data, powers, halves);
   const __m128i first = load(first_);
   for (; bytes >= kBlock; bytes -= kBlock, data += kBlock)
     total = product(_mm_xor_si128(total, turned(load(data))), first);
@@ -145,7 +162,7 @@ HEADRACE_GHASH void Ghash::finish(GhashBlock& sum, size_t num_bytes) const {
 #else
 
 bool Ghash::can_run() { return false; }
-Ghash::Ghash(const GhashBlock&) : powers_{}, halves_{}, first_{} { fail("this processor has no VPCLMULQDQ"); }
+Ghash::Ghash(const GhashBlock&) : powers_{}, halves_{}, first_{}, far_{} { fail("this processor has no VPCLMULQDQ"); }
 void Ghash::add(GhashBlock&, const std::byte*, size_t) const {}
 void Ghash::finish(GhashBlock&, size_t) const {}
 

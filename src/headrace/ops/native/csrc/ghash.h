@@ -8,6 +8,8 @@ namespace headrace {
 
 using GhashBlock = std::array<std::byte, 16>;
 
+constexpr int kGhashPairs = 8;  // of blocks, that are reduced together
+
 // Bytes that are authenticated and not encrypted, under one subkey. Needs AVX2 and VPCLMULQDQ, and takes the same time
 // whatever the bytes and the subkey are.
 class Ghash {
@@ -24,11 +26,10 @@ class Ghash {
  private:
   void expand(const GhashBlock& subkey);
 
-  static constexpr int kPairs = 8;  // of blocks, that are reduced together
-
-  alignas(32) std::byte powers_[kPairs * 32];  // of the subkey, the highest first
-  alignas(32) std::byte halves_[kPairs * 32];  // of the same: upper and lower, added
+  alignas(32) std::byte powers_[kGhashPairs * 32];  // of the subkey, the highest first
+  alignas(32) std::byte halves_[kGhashPairs * 32];  // of the same: upper and lower, added
   alignas(16) std::byte first_[16];
+  alignas(16) std::byte far_[16];  // as far as two places are apart that are hashed at once
 };
 
 }  // namespace headrace
