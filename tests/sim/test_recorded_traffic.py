@@ -1,7 +1,6 @@
 """Recorded traffic, served again as it was and otherwise: answers that are known beforehand."""
 
 from random import Random
-from typing import Any
 
 import pytest
 
@@ -143,27 +142,18 @@ def test_prefill_and_decode_of_their_own() -> None:
     assert split.num_workers == pytest.approx(2.0, rel=0.01)
 
 
-def test_a_copy_of_what_is_not_there_yet_is_not_asked_for_again_and_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Twins at once on two workers: the second is told that the first has their beginning, which it
-    is still computing.
+def test_what_is_not_there_yet_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twins at once on two workers: the second could have their beginning from the first, which is
+    still computing it.
     """
     rng = Random(4)
     stem = text(rng, 1000)
     lines = [line(i, i * 0.001, stem + text(rng, 9), text(rng, 4)) for i in range(12)]
     found = recording(lines, router=RouterConfig(policy="round_robin", kv_link="memory"))
     sent: list[object] = []
-    send = Network.send
-
-    def counted(*arguments: Any) -> None:
-        sent.append(arguments)
-        assert len(sent) <= 12
-        send(*arguments)
-
-    monkeypatch.setattr(Network, "send", counted)
+    monkeypatch.setattr(Network, "send", lambda *arguments: sent.append(arguments))
     assert all(run_trial(found, Trial(changes=Changes(workers=2))).is_served)
-    assert sent
+    assert sent == []
 
 
 def test_the_same_trial_has_the_same_outcome() -> None:

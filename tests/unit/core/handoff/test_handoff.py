@@ -32,6 +32,7 @@ def test_what_has_come_is_not_computed(num_blocks: int) -> None:
     assert bench.plan is None
     assert bench.core.stats().num_waiting == 1
     bench.end_copy(num_blocks, seq_id=0)
+    assert not bench.copies  # what did not come is not asked for again
     bench.run()
     bench.assert_outputs()
     assert bench.finished[SeqId(0)].num_cached_tokens == 4 * num_blocks
