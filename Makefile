@@ -112,15 +112,26 @@ $(BIN)/python:
 	  || { echo "headrace needs Python 3.11 or newer; name one with PYTHON=..." >&2; exit 2; }
 	@$(PYTHON) -m venv $(VENV)
 
-$(APP): $(BIN)/python $(NATIVE)
-	@echo "installing headrace and compiling its native backend (one to three minutes)"
-	$(PIP) install -e .
-	@touch $@
-
-# The build tools stay in the environment, so that a later build compiles only what changed.
-$(DEV): $(BIN)/python $(NATIVE)
+# Both ways build with the same tools, which stay in the environment: others would lie elsewhere, and everything would be
+# compiled once more. A line every ten seconds, since pip says nothing until all is done.
+define install
 	@echo "installing the build tools"
 	$(PIP) install 'scikit-build-core>=0.11' 'nanobind>=2.4' cmake ninja
-	@echo "installing headrace with every tool of the tests (a few minutes)"
-	$(PIP) install --no-build-isolation -e '.[dev]'
+	@echo "installing headrace$(2); compiling all of its native part takes some two minutes on two cores"
+	@mkdir -p build; touch build/.begun; \
+	(while sleep 10; do \
+	  num=$$(find build -name '*.o' -newer build/.begun | wc -l); \
+	  of=$$(cat build/*/build.ninja 2>/dev/null | grep -c '\.o: CXX'); \
+	  echo "  $$((seconds += 10)) s: $$num of at most $$of files are compiled"; \
+	done) & ticker=$$!; \
+	trap 'kill $$ticker' EXIT; \
+	$(PIP) install --no-build-isolation -e '$(1)'
+endef
+
+$(APP): $(BIN)/python $(NATIVE)
+	$(call install,.)
+	@touch $@
+
+$(DEV): $(BIN)/python $(NATIVE)
+	$(call install,.[dev], with every tool of the tests)
 	@touch $(APP) $@

@@ -41,6 +41,18 @@ def run_python(code: str) -> str:
     return done.stdout
 
 
+def test_what_make_serve_compiles_make_check_does_not_compile_again(tmp_path: Path) -> None:
+    """Tools of an isolated build lie elsewhere each time, and everything depends on where."""
+    builds = {}
+    for target in (".installed-app", ".installed-dev"):
+        command = ["make", "-n", f"VENV={tmp_path}", str(tmp_path / target)]
+        shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        tools, build = re.findall(r"pip .* install (.*)", shown)
+        assert build.startswith("--no-build-isolation -e '.")
+        builds[target] = tools
+    assert len(set(builds.values())) == 1
+
+
 def test_the_default_install_is_small() -> None:
     names = closure(PROJECT["dependencies"])
     assert {"tokenizers", "msgspec", "jinja2", "markupsafe"} <= names
