@@ -19,7 +19,7 @@ using Clock = std::chrono::steady_clock;
 
 // What is received at a time and what the kernel had it in are both in a core's second cache. Whole blocks of GHASH.
 constexpr size_t kPart = size_t{1} << 17;
-// What wakes whoever sleeps: a wake-up costs both ends as much as some 100 KiB do, and while it sleeps the sender goes on.
+// What wakes whoever sleeps: each wake-up costs both ends time, and while it sleeps the sender goes on.
 constexpr size_t kWake = size_t{1} << 20;
 
 // Whoever has too little is asleep until there is that much, or the end, or the kernel has no room for more.
