@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from headrace.cli.app import run
-from headrace.core.cost.fitted import KNOTS
+from headrace.core.cost.formula import KNOTS
 from headrace.live.cost_file import read_calibration
 
 

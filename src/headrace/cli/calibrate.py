@@ -25,7 +25,7 @@ from headrace.cli.sim_cost import USUAL_ERROR
 from headrace.core.base.errors import ConfigError
 from headrace.core.config.units import counted
 from headrace.core.cost.calibration import LARGE_STEP_TOKENS, Calibration
-from headrace.core.cost.fitted import KNOTS
+from headrace.core.cost.formula import KNOTS
 from headrace.live.cost_file import write_calibration
 from headrace.live.step_log import read_logs
 from headrace.models.files import check_writable

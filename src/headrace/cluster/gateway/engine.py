@@ -8,7 +8,8 @@ from headrace.cluster.gateway.addresses import Address
 from headrace.cluster.gateway.ask import TOKENS_PER_BLOCK
 from headrace.core.base.plan import WorkerSpec
 from headrace.core.base.types import NS_PER_S, Ns, WorkerId
-from headrace.core.cost.fitted import KNOTS, FittedCostModel
+from headrace.core.cost.fitted import FittedCostModel
+from headrace.core.cost.formula import KNOTS
 from headrace.core.router.events import WorkerUp
 
 UNKNOWN: Final = 1 << 40  # size of what an engine does not tell: it admits by itself

@@ -16,6 +16,7 @@ import msgspec
 from headrace.core.base.errors import InvariantError
 from headrace.core.base.types import NS_PER_S, Ns
 from headrace.core.cost.fitted import Link
+from headrace.core.cost.formula import roof_ns
 from headrace.core.cost.hardware import (
     ACTIVATION_BYTES,
     BYTES_BY_DTYPE,
@@ -152,18 +153,20 @@ class DataSheetCostModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         if self.model.window_share:
             return [self.step_ns(StepShape(step, step, step, num, num)) for num in kv]
         batch = self._batch(first)
-        batch_flop, pair_flop, weight_bytes = batch.flop, batch.pair_flop, batch.weight_bytes
-        link_ns, overhead_ns = batch.link_ns, batch.overhead_ns
         tp, flop_per_s, bytes_per_s, kv_elems, elem_bytes, ranks = self._constants
-        flops = [(batch_flop + num * pair_flop) / tp / flop_per_s * NS_PER_S for num in kv]
-        reads = [
-            (weight_bytes + kv_elems * num * elem_bytes / ranks) / bytes_per_s * NS_PER_S
-            for num in kv
-        ]
-        return [
-            Ns(round((flop if flop > read else read) + link_ns + overhead_ns) or 1)
-            for flop, read in zip(flops, reads, strict=True)
-        ]
+        return roof_ns(
+            kv,
+            flop=batch.flop,
+            pair_flop=batch.pair_flop,
+            flop_per_s=flop_per_s,
+            tp=tp,
+            weight_bytes=batch.weight_bytes,
+            kv_elems=kv_elems,
+            elem_bytes=elem_bytes,
+            kv_ranks=ranks,
+            bytes_per_s=bytes_per_s,
+            more_ns=(batch.link_ns, batch.overhead_ns),
+        )
 
     def copy_ns(self, num_bytes: int, link: str) -> Ns:
         """Raises InvariantError for a link that nobody described."""

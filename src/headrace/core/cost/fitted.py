@@ -12,9 +12,8 @@ rows of logits as tokens, and as many pairs as KV tokens: only mixed steps tell 
 until some were seen they keep the proportions of the prior.
 """
 
-from bisect import bisect_right
 from collections.abc import Iterable
-from functools import lru_cache
+from functools import cached_property
 from itertools import accumulate, pairwise
 from math import isfinite
 
@@ -23,12 +22,10 @@ import msgspec
 from headrace.core.base.errors import InvariantError
 from headrace.core.base.metrics import percentile
 from headrace.core.base.types import NS_PER_S, Ns
+from headrace.core.cost.formula import KNOTS, KnotFormula, StepSums
 from headrace.core.cost.least_squares import NormalEquations
 from headrace.core.cost.model import CostModel, StepShape
 
-# Tokens of a step between which its cost is linear; beyond the last knot the last slope goes on.
-KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-NUM_STEP_FEATURES = len(KNOTS) + 4
 SLOPES = range(1, len(KNOTS))  # places of the slopes between knots among the features
 
 
@@ -85,7 +82,7 @@ class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class FittedCostModel(msgspec.Struct, frozen=True, kw_only=True):
+class FittedCostModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """The CostModel of one worker. Frozen: a log that carries it replays to the same plans."""
 
     name: str
@@ -111,19 +108,19 @@ class FittedCostModel(msgspec.Struct, frozen=True, kw_only=True):
 
     # ---- predictions
 
-    def step_ns(self, shape: StepShape) -> Ns:
-        n = shape.num_tokens
-        low = bisect_right(KNOTS, n, 1, len(KNOTS) - 1) - 1
-        start_ns, end_ns = self.knot_ns[low], self.knot_ns[low + 1]
-        total = (
-            start_ns
-            + (end_ns - start_ns) * (n - KNOTS[low]) / (KNOTS[low + 1] - KNOTS[low])
-            + self.seq_ns * shape.num_seqs
-            + self.logit_row_ns * shape.num_logit_rows
-            + self.attention_pair_ns * shape.num_attention_pairs
-            + self.kv_token_ns * shape.num_kv_tokens
+    @cached_property
+    def formula(self) -> KnotFormula:
+        """What `step_ns` says, for those who ask so often that no shape should be made for it."""
+        return KnotFormula(
+            self.knot_ns,
+            self.seq_ns,
+            self.logit_row_ns,
+            self.attention_pair_ns,
+            self.kv_token_ns,
         )
-        return Ns(round(total) or 1)
+
+    def step_ns(self, shape: StepShape) -> Ns:
+        return self.formula.ns(*msgspec.structs.astuple(shape))
 
     def copy_ns(self, num_bytes: int, link: str) -> Ns:
         """Raises InvariantError for a link that nobody described."""
@@ -235,6 +232,10 @@ class FittedCostModel(msgspec.Struct, frozen=True, kw_only=True):
         return [self.knot_ns[0], *slopes, *rest]
 
 
+def formula_of(cost: CostModel) -> KnotFormula | None:
+    return cost.formula if isinstance(cost, FittedCostModel) else None
+
+
 class OnlineFit:
     """Folds recorded steps in one by one, in bounded memory, and fits when asked.
 
@@ -246,29 +247,27 @@ class OnlineFit:
         self, *, prior: FittedCostModel | None = None, half_life: int | None = None
     ) -> None:
         self._prior = prior or FittedCostModel.prior()
-        self._equations = NormalEquations(NUM_STEP_FEATURES)
-        self._half_life = half_life
-        self._num_unfaded = 0
-        self.largest = StepShape(0, 0, 0, 0, 0)
-        self.num_samples = 0
+        self._sums = StepSums(half_life)
+
+    @property
+    def num_samples(self) -> int:
+        return self._sums.num_samples
+
+    @property
+    def largest(self) -> StepShape:
+        """Each figure by itself."""
+        return StepShape(*self._sums.largest)
 
     def add(self, shape: StepShape, elapsed_ns: Ns, scale_ns: Ns | None = None) -> None:
         """The error counts relative to `scale_ns` where that is given (see NormalEquations.add)."""
-        self._equations.add(_features(shape), max(1, elapsed_ns), scale_ns)
-        self.num_samples += 1
-        self.largest = self.largest.or_more(shape)
-        self._num_unfaded += 1
-        # Fading costs as much as a sample; an eighth of the half-life is smooth enough.
-        if self._half_life is not None and self._num_unfaded * 8 >= self._half_life:
-            self._equations.fade(0.5 ** (self._num_unfaded / self._half_life))
-            self._num_unfaded = 0
+        self._sums.add(msgspec.structs.astuple(shape), elapsed_ns, scale_ns)
 
     def fit(self, name: str = "fitted online") -> FittedCostModel:
         if not self.num_samples:
             return self._prior
         # A cost of 0 has no proportion that samples could scale.
         prior = [max(cost, 1e-6) for cost in self._prior._coefficients()]
-        coefficients = self._equations.solve(prior, SLOPES)
+        coefficients = self._sums.equations.solve(prior, SLOPES)
         model = FittedCostModel._from_coefficients(name, coefficients, self._prior.links)
         return msgspec.structs.replace(model, num_samples=self.num_samples, largest=self.largest)
 
@@ -284,21 +283,3 @@ def _mixed(num_prompt: int, num_seqs: int, context: int) -> StepShape:
         num_kv + num_prompt * (num_prompt + 1) // 2,
         num_kv + num_prompt,
     )
-
-
-@lru_cache(maxsize=4096)
-def _within_knots(num_tokens: int) -> tuple[float, ...]:
-    n = max(num_tokens, 1)
-    within = [float(min(max(n - a, 0), b - a)) for a, b in pairwise(KNOTS[:-1])]
-    return (1.0, *within, float(max(n - KNOTS[-2], 0)))
-
-
-def _features(shape: StepShape) -> list[float]:
-    """The factors of `_coefficients`: 1, the tokens within each interval of knots, the counts."""
-    return [
-        *_within_knots(shape.num_tokens),
-        shape.num_seqs,
-        shape.num_logit_rows,
-        shape.num_attention_pairs,
-        shape.num_kv_tokens,
-    ]

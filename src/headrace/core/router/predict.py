@@ -5,7 +5,6 @@ meant.
 """
 
 from headrace.core.cost.fitted import FittedCostModel
-from headrace.core.cost.model import StepShape
 from headrace.core.router.events import WorkerUp
 
 
@@ -14,7 +13,15 @@ class Predictor:
     for all of them.
     """
 
-    __slots__ = ("_full_step_ns", "_output_ns", "block_bytes", "block_size", "cost", "step_tokens")
+    __slots__ = (
+        "_formula",
+        "_full_step_ns",
+        "_output_ns",
+        "block_bytes",
+        "block_size",
+        "cost",
+        "step_tokens",
+    )
 
     def __init__(
         self, cost: FittedCostModel | None, *, step_tokens: int, block_size: int, block_bytes: int
@@ -23,8 +30,9 @@ class Predictor:
         self.step_tokens = step_tokens  # most tokens of a step
         self.block_size = block_size
         self.block_bytes = block_bytes  # on the wire; 0 = its blocks cannot be moved
-        self._output_ns = self.cost.step_ns(StepShape(1, 1, 1, 0, 0))  # of a token, alone
-        self._full_step_ns = self.cost.step_ns(StepShape(step_tokens, 0, 0, 0, 0))
+        self._formula = self.cost.formula
+        self._output_ns = self._formula.ns(1, 1, 1, 0, 0)  # of a token, alone
+        self._full_step_ns = self._formula.ns(step_tokens, 0, 0, 0, 0)
 
     @classmethod
     def of(cls, up: WorkerUp) -> "Predictor":
@@ -68,8 +76,7 @@ class Predictor:
         steps = self.num_steps(num_tokens)
         pairs = num_tokens * num_cached + num_tokens * (num_tokens + 1) // 2
         kv = num_cached + (num_tokens + num_tokens // steps) // 2
-        shape = StepShape(num_tokens // steps, 1, 1, pairs // steps, kv)
-        return steps * self.cost.step_ns(shape)
+        return steps * self._formula.ns(num_tokens // steps, 1, 1, pairs // steps, kv)
 
     def backlog_ns(self, num_tokens: int) -> int:
         """Of prefill of which nothing but its size is known."""
@@ -77,14 +84,14 @@ class Predictor:
 
     def output_extra_ns(self, num_seqs: int, num_kv_tokens: int) -> int:
         """By which each output token comes later, beside that many others that decode."""
-        together = StepShape(num_seqs + 1, num_seqs + 1, num_seqs + 1, num_kv_tokens, num_kv_tokens)
-        return self.cost.step_ns(together) - self._output_ns
+        n = num_seqs + 1
+        return self._formula.ns(n, n, n, num_kv_tokens, num_kv_tokens) - self._output_ns
 
     def step_extra_ns(self, num_seqs: int, num_kv_tokens: int) -> int:
         """By which each full step of prefill takes longer, beside that many others that decode."""
-        n = self.step_tokens
-        mixed = StepShape(n + num_seqs, num_seqs, num_seqs, num_kv_tokens, num_kv_tokens)
-        return self.cost.step_ns(mixed) - self._full_step_ns
+        n = self.step_tokens + num_seqs
+        mixed_ns = self._formula.ns(n, num_seqs, num_seqs, num_kv_tokens, num_kv_tokens)
+        return mixed_ns - self._full_step_ns
 
     def fetch_ns(self, num_blocks: int, link: str) -> int | None:
         """Of blocks from another worker; None where they cannot be moved, or not over this link."""

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple, Protocol
 
 from headrace.core.base.types import NS_PER_MS, Ns
 from headrace.core.config.schema import SchedulerConfig
+from headrace.core.cost.fitted import formula_of
 from headrace.core.cost.learned import LearnedCost
 from headrace.core.cost.model import StepShape
 from headrace.core.scheduler.lanes import ShortShare
@@ -121,7 +122,8 @@ class TimeRoom:
         share: ShortShare,
     ) -> None:
         """`most`: tokens of prompts that fit into the step whatever they cost."""
-        self._predict_ns = cost.current.step_ns
+        self._cost = cost.current
+        self._formula = formula_of(self._cost)
         self._most, self._least = most, min(most, config.min_prefill_tokens)
         self._share = share
         self._num_decode, self._num_kv, target_ms = company
@@ -195,7 +197,9 @@ class TimeRoom:
                 pairs += num * start + num * (num + 1) // 2
                 kv += start + num
         num_tokens = self._num_decode + num_short + num_long
-        return self._predict_ns(StepShape(num_tokens, num_seqs, num_seqs, pairs, kv))
+        if self._formula is not None:
+            return self._formula.ns(num_tokens, num_seqs, num_seqs, pairs, kv)
+        return self._cost.step_ns(StepShape(num_tokens, num_seqs, num_seqs, pairs, kv))
 
 
 def most_within(limit: float, most: int, cost: Callable[[int], float]) -> int:

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from headrace.core.base.errors import InvariantError
 from headrace.core.base.types import Ns
-from headrace.core.cost.fitted import KNOTS, FittedCostModel, Link, OnlineFit
+from headrace.core.cost.fitted import FittedCostModel, Link, OnlineFit
+from headrace.core.cost.formula import KNOTS
 from headrace.core.cost.model import StepShape
 
 PRIOR = FittedCostModel.prior()
