@@ -5,15 +5,17 @@
 
 H is SHA-256 cut to 16 bytes; each field of the root is length-prefixed. The same name is used by
 the device index, lower tiers, the wire and the router, so it depends on no process, seed or
-architecture; the vectors in tests/unit/core/kv/test_names.py hold it still.
+architecture; the vectors in tests/unit/core/kv/test_names.py hold it still. Whoever has faster
+means to compute the same names may lend them (`name_with`).
 """
 
 import struct
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from hashlib import sha256
+from itertools import count
 from typing import Final
 
 VERSION: Final = "kvh1"
@@ -43,6 +45,26 @@ def _words(tokens: Sequence[int]) -> bytes:
     return words.tobytes()
 
 
+def hash_blocks(parent: bytes, tokens: Sequence[int], first: int, block_size: int) -> list[bytes]:
+    """The names of all full blocks of `tokens` from the given one on, behind `parent`."""
+    names: list[bytes] = []
+    size, words = block_size * WORD_BYTES, _words(tokens[first:])
+    for end in range(size, len(words) + 1, size):
+        parent = sha256(parent + words[end - size : end]).digest()[:NAME_BYTES]
+        names.append(parent)
+    return names
+
+
+NamesFrom = Callable[[bytes, Sequence[int], int, int], list[bytes]]
+_names_from: NamesFrom = hash_blocks
+
+
+def name_with(names_from: NamesFrom) -> None:
+    """From now on, this computes what `hash_blocks` would."""
+    global _names_from
+    _names_from = names_from
+
+
 class BlockChain:
     """The names of a growing token list's full blocks, each computed once."""
 
@@ -55,29 +77,47 @@ class BlockChain:
 
     @classmethod
     def of(cls, root: bytes, block_size: int, prompt: tuple[int, ...]) -> "BlockChain":
-        """With a prompt's names, which cost nothing where it was named a moment ago: by a front end
-        in the same process, for instance.
+        """With a prompt's names, which cost nothing where this very prompt was named a moment ago:
+        by a front end in the same process, for instance.
         """
         chain = cls(root, block_size)
-        chain.names += _prompt_names(root, block_size, prompt)
+        for named in _recent:
+            if named.prompt is prompt and named.root == root and named.block_size == block_size:
+                chain.names += named.names
+                return chain
+        chain.extend(prompt)
+        _remember(_Named(prompt, root, block_size, chain.names.copy()))
         return chain
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Name every full block of `tokens`, of which earlier calls saw a prefix."""
-        size, names = self.block_size, self.names
-        first = len(names) * size
-        num_bytes = (len(tokens) - first) // size * size * WORD_BYTES
-        if not num_bytes:
-            return
-        words = _words(tokens[first : first + num_bytes // WORD_BYTES])
-        parent = names[-1] if names else self.root
-        for start in range(0, num_bytes, size * WORD_BYTES):
-            parent = sha256(parent + words[start : start + size * WORD_BYTES]).digest()[:NAME_BYTES]
-            names.append(parent)
+        parent = self.names[-1] if self.names else self.root
+        first = len(self.names) * self.block_size
+        if len(tokens) - first >= self.block_size:
+            self.names += _names_from(parent, tokens, first, self.block_size)
 
 
-@lru_cache(maxsize=16)
-def _prompt_names(root: bytes, block_size: int, prompt: tuple[int, ...]) -> list[bytes]:
-    chain = BlockChain(root, block_size)
-    chain.extend(prompt)
-    return chain.names
+class _Named:
+    __slots__ = ("block_size", "names", "prompt", "root")
+
+    def __init__(
+        self, prompt: tuple[int, ...], root: bytes, block_size: int, names: list[bytes]
+    ) -> None:
+        self.prompt = prompt
+        self.root = root
+        self.block_size = block_size
+        self.names = names
+
+
+MAX_RECENT: Final = 16
+# In the order of their coming, round and round. Threads may share it: nothing is ever taken out.
+_recent: Final[list[_Named]] = []
+_turns: Final = count()
+
+
+def _remember(named: _Named) -> None:
+    turn = next(_turns)
+    if turn < MAX_RECENT:
+        _recent.append(named)
+    else:
+        _recent[turn % MAX_RECENT] = named

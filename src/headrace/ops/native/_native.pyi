@@ -35,6 +35,13 @@ def product_limit(pool: Pool, isa: str, kind: str, seconds: float) -> float: ...
 def large_arenas() -> bool:
     """From now on, small objects of Python lie in large pages. Whether that is new."""
 
+def large_heap() -> bool:
+    """The same for what else this thread takes. False where the C library or the system cannot."""
+
+def can_name_blocks() -> bool: ...  # else `block_names` must not be called
+def block_names(
+    parent: bytes, tokens: Sequence[int], first: int, block_size: int
+) -> list[bytes]: ...
 def copy_range(
     to: WriteableBuffer,
     to_offset: int,

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from headrace.core.kv.names import BlockChain, child_name, root_name
+from headrace.core.kv.names import BlockChain, child_name, hash_blocks, root_name
 
 ROOT = root_name("00" * 32, "bf16", 16, "", "")
 
@@ -63,3 +63,14 @@ def test_names_do_not_depend_on_the_hash_seed() -> None:
         for seed in ("0", "1", "random")
     }
     assert outputs == {root_name("m", "bf16", 16, "a", "s").hex() + "\n"}
+
+
+def test_a_prompt_that_was_named_a_moment_ago_keeps_its_names_to_itself() -> None:
+    prompt = tuple(range(40))
+    first = BlockChain.of(ROOT, 4, prompt)
+    names = first.names.copy()
+    first.extend([*prompt, 1, 2, 3, 4])
+    assert BlockChain.of(ROOT, 4, prompt).names == names
+    assert BlockChain.of(ROOT, 8, prompt).names == hash_blocks(ROOT, prompt, 0, 8)
+    other = root_name("m", "bf16", 4, "", "")
+    assert BlockChain.of(other, 4, prompt).names == hash_blocks(other, prompt, 0, 4)

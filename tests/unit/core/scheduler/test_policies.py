@@ -19,7 +19,7 @@ def sequence(
         params=SamplingParams(max_tokens=100),
         priority=priority,
     )
-    seq = Sequence(spec, order, Ns(0), BlockChain(b"", 4))
+    seq = Sequence(spec, order, Ns(0), BlockChain(bytes(16), 4))
     seq.reset(num_computed)
     seq.num_times_victim = preemptions
     return seq

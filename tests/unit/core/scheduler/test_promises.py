@@ -33,7 +33,7 @@ class Pool:
             prompt_tokens=(number,) * prompt,
             params=SamplingParams(max_tokens=output),
         )
-        seq = Sequence(spec, number, Ns(0), BlockChain(b"", BLOCK))
+        seq = Sequence(spec, number, Ns(0), BlockChain(bytes(16), BLOCK))
         seq.promised_tokens = promised_tokens(self.config, seq)
         return seq
 

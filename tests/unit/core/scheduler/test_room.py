@@ -36,7 +36,7 @@ def sequence(order: int, num_computed: int, *, num_prompt: int, itl_ms: float | 
         params=SamplingParams(max_tokens=100),
         slo=Slo(itl_ms=itl_ms),
     )
-    seq = Sequence(spec, order, Ns(0), BlockChain(b"", 4))
+    seq = Sequence(spec, order, Ns(0), BlockChain(bytes(16), 4))
     seq.reset(num_computed)
     return seq
 

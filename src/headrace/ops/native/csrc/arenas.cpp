@@ -2,8 +2,18 @@
 
 #include <Python.h>
 
+#include <sys/mman.h>
+#include <unistd.h>
+
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+
 #include <algorithm>
+#include <climits>
 #include <cstddef>
+#include <cstdint>
+#include <cstdlib>
 #include <vector>
 
 #include "memory.h"
@@ -65,7 +75,36 @@ class Arenas {
   std::vector<Arena> free_;
 };
 
+#ifdef __GLIBC__
+constexpr size_t kHugePage = size_t{2} << 20;
+constexpr int kLargestBlock = 32 << 20;  // that the C library takes from its heap, whatever it is told
+constexpr size_t kPiece = (size_t{32} << 20) - (size_t{64} << 10);
+constexpr int kNumPieces = 32;
+#endif
+
 }  // namespace
+
+// Pages are advised of only where they exist, so the heap is let grow before it is needed. What nobody touches takes no
+// memory.
+bool large_heap() {
+#ifdef __GLIBC__
+  static bool is_done = false;
+  if (is_done) return false;
+  is_done = true;
+  // Nor is it ever given back, or is anything that is not very large taken from elsewhere.
+  if (mallopt(M_MMAP_THRESHOLD, kLargestBlock) != 1 || mallopt(M_TRIM_THRESHOLD, INT_MAX) != 1) return false;
+  const auto begin = (reinterpret_cast<uintptr_t>(sbrk(0)) + kHugePage - 1) / kHugePage * kHugePage;
+  std::vector<void*> pieces;
+  pieces.reserve(kNumPieces);
+  for (void* piece; pieces.size() < kNumPieces && (piece = std::malloc(kPiece)) != nullptr;) pieces.push_back(piece);
+  const auto end = reinterpret_cast<uintptr_t>(sbrk(0)) / kHugePage * kHugePage;
+  const bool is_new = begin < end && madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE) == 0;
+  for (; !pieces.empty(); pieces.pop_back()) std::free(pieces.back());
+  return is_new;
+#else
+  return false;
+#endif
+}
 
 bool large_arenas() {
   static Arenas* arenas = nullptr;  // as long as Python lives, which frees objects until its end

@@ -12,15 +12,12 @@
 #include <optional>
 #include <sstream>
 
-#include "arenas.h"
-#include "ghash.h"
 #include "groups.h"
 #include "isa.h"
 #include "machine_limits.h"
+#include "module_memory.h"
 #include "program.h"
-#include "receive.h"
 #include "sampler.h"
-#include "stream.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -64,23 +61,6 @@ Step make_step(nb::handle tokens, nb::handle token_starts, nb::handle positions,
   }
   return step;
 }
-
-// A contiguous byte buffer, held for the length of a call.
-class Bytes {
- public:
-  explicit Bytes(nb::handle source, int flags = PyBUF_SIMPLE) {
-    if (PyObject_GetBuffer(source.ptr(), &view_, flags) != 0) nb::raise_python_error();
-  }
-  ~Bytes() { PyBuffer_Release(&view_); }
-  Bytes(const Bytes&) = delete;
-  Bytes& operator=(const Bytes&) = delete;
-  const std::byte* data() const { return static_cast<const std::byte*>(view_.buf); }
-  std::byte* writable() const { return static_cast<std::byte*>(view_.buf); }  // with PyBUF_WRITABLE
-  size_t size() const { return static_cast<size_t>(view_.len); }
-
- private:
-  Py_buffer view_;
-};
 
 void check_ids(const std::vector<int>& ids, int vocab_size, const char* what) {
   for (int id : ids)
@@ -230,65 +210,6 @@ std::vector<const Weight*> weights_of(const nb::tuple& items) {
   return out;
 }
 
-void copy_range(nb::handle to, size_t to_offset, nb::handle from, size_t from_offset, size_t bytes) {
-  const Bytes target(to, PyBUF_WRITABLE), source(from);
-  const auto check = [bytes](const Bytes& buffer, size_t offset) {
-    if (offset > buffer.size() || bytes > buffer.size() - offset)
-      fail("a copy of ", bytes, " bytes at ", offset, " does not fit into ", buffer.size(), " bytes");
-  };
-  check(target, to_offset);
-  check(source, from_offset);
-  const nb::gil_scoped_release released;
-  copy_streaming(target.writable() + to_offset, source.data() + from_offset, bytes);
-}
-
-nb::bytes bytes_of(const GhashBlock& block) { return nb::bytes(block.data(), block.size()); }
-
-void make_ghash(Ghash* self, nb::handle subkey) {
-  const Bytes bytes(subkey);
-  GhashBlock block;
-  if (bytes.size() != block.size()) fail("a subkey has ", block.size(), " bytes, got ", bytes.size());
-  std::memcpy(block.data(), bytes.data(), block.size());
-  new (self) Ghash(block);
-}
-
-nb::bytes ghash_of(const Ghash& ghash, nb::handle data) {
-  const Bytes bytes(data);
-  GhashBlock sum{};
-  {
-    const nb::gil_scoped_release released;
-    ghash.add(sum, bytes.data(), bytes.size());
-    ghash.finish(sum, bytes.size());
-  }
-  return bytes_of(sum);
-}
-
-nb::bytes receive_into(const Ghash& ghash, int fd, nb::handle into, int patience_ms) {
-  const Bytes target(into, PyBUF_WRITABLE);
-  GhashBlock sum;
-  Arrival arrival;
-  int error;
-  {
-    const nb::gil_scoped_release released;
-    arrival = receive(fd, target.writable(), target.size(), patience_ms, ghash, sum);
-    error = errno;
-  }
-  switch (arrival) {
-    case Arrival::whole:
-      return bytes_of(sum);
-    case Arrival::ended:
-      PyErr_SetNone(PyExc_EOFError);
-      break;
-    case Arrival::late:
-      PyErr_SetString(PyExc_TimeoutError, "timed out");
-      break;
-    case Arrival::broken:
-      errno = error;
-      PyErr_SetFromErrno(PyExc_OSError);
-  }
-  nb::raise_python_error();
-}
-
 std::vector<uint32_t> philox_words(const std::vector<uint32_t>& counter, const std::vector<uint32_t>& key) {
   if (counter.size() != 4 || key.size() != 2) fail("philox4x32 takes a counter of 4 words and a key of 2");
   std::vector<uint32_t> words(4);
@@ -311,16 +232,9 @@ NB_MODULE(_native, m) {
         "seconds"_a);
   m.def("product_limit", &product_limit, nb::call_guard<nb::gil_scoped_release>(), "pool"_a, "isa"_a, "kind"_a,
         "seconds"_a);
-  m.def("large_arenas", &large_arenas);
-  m.def("copy_range", &copy_range, "to"_a, "to_offset"_a, "source"_a, "from_offset"_a, "num_bytes"_a);
+  add_memory(m);
   m.def("philox", &philox, "seed"_a, "choice"_a, "position"_a);
   m.def("philox4x32", &philox_words, "counter"_a, "key"_a);
-
-  nb::class_<Ghash>(m, "Ghash")
-      .def_static("can_run", &Ghash::can_run)
-      .def("__init__", &make_ghash, "subkey"_a)
-      .def("of", &ghash_of, "data"_a)
-      .def("receive", &receive_into, "fd"_a, "into"_a, "patience_ms"_a);
 
   nb::class_<ThreadPool>(m, "Pool").def(nb::init<int>(), "threads"_a).def_prop_ro("threads", &ThreadPool::threads);
 
