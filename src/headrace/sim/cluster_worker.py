@@ -109,9 +109,10 @@ class SimWorker:
         self.pool = pool
         self._habits = habits
         self._front = front
-        self._kv = ToldKv(front, worker_id, pool, habits, self._deliver)
+        core = build_worker(pool.config, pool.spec, pool.believed)
+        self._kv = ToldKv(front, worker_id, pool, habits, core._kv, self._deliver)
         self._engine = SimEngine(
-            build_worker(pool.config, pool.spec, pool.believed),
+            core,
             ListedSteps(
                 pool.cost,
                 pool.spec.vocab_size,

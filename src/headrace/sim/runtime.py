@@ -19,6 +19,7 @@ OBJECTS_PER_COLLECTION: Final = 2_000_000
 def rare_collections() -> Iterator[None]:
     """And memory in large pages from now on: a simulation looks up objects all over it."""
     _native.large_arenas()
+    _native.large_heap()
     before = gc.get_threshold()
     gc.set_threshold(max(before[0], OBJECTS_PER_COLLECTION), *before[1:])
     try:

@@ -13,6 +13,7 @@ from typing import Final, Protocol
 from headrace.core.base.events import BlockRemoved, BlockStored
 from headrace.core.base.types import NS_PER_MS, Ns, WorkerId
 from headrace.core.engine.passed import Changes
+from headrace.core.kv.manager import KvManager
 from headrace.core.router.events import WorkerKv, WorkerKvSnapshot
 from headrace.sim.pool import Habits, Pool
 from headrace.sim.runtime import SimRuntime
@@ -29,22 +30,36 @@ class Around(Protocol):
     message_ns: Ns  # that a message takes
 
 
+def tells_late(pool: Pool, habits: Habits) -> bool:
+    """Whether changes are told when somebody asks."""
+    return habits.tells_late and not pool.tiers
+
+
 class ToldKv:
     """Of one worker. `deliver` brings what has arrived to the front end."""
 
     def __init__(
-        self, around: Around, worker_id: WorkerId, pool: Pool, habits: Habits, deliver: Deliver
+        self,
+        around: Around,
+        worker_id: WorkerId,
+        pool: Pool,
+        habits: Habits,
+        kv: KvManager,
+        deliver: Deliver,
     ) -> None:
         self._around = around
         self._worker_id = worker_id
         self._deliver = deliver
-        self._cached: dict[bytes, None] = {}  # what a snapshot holds, in the order of storing
+        self._kv = kv
+        # What is there: where lower tiers have to know, and once somebody wants to copy from it.
+        self._cached: dict[bytes, None] | None = {} if pool.tiers else None
         self.tiers: WorkerTiers | None = None
         if pool.tiers:
             tiers = Tiers(pool.tiers, pool.kv_block_bytes)
-            kv = pool.config.kv
-            self.tiers = WorkerTiers(tiers, self._cached, pool.spec, pool.believed, kv)
-        self.is_late = habits.tells_late and not pool.tiers  # told when somebody asks
+            config = pool.config.kv
+            assert self._cached is not None
+            self.tiers = WorkerTiers(tiers, self._cached, pool.spec, pool.believed, config)
+        self.is_late = tells_late(pool, habits)
         self._no = 0
         # Changes that are told when the front end asks, with the time when it should have heard of
         # them; the first one's number.
@@ -56,29 +71,26 @@ class ToldKv:
 
     def num_leading(self, names: Sequence[bytes]) -> int:
         """How many of these its device has, up to the first that it has not."""
+        if self._cached is None:
+            self._cached = dict.fromkeys(self._kv.names())
         return num_leading(self._cached, names)
 
     def snapshot(self) -> WorkerKvSnapshot:
-        names = self._cached if self.tiers is None else self.tiers.names()
+        names = self._kv.names() if self.tiers is None else self.tiers.names()
         return WorkerKvSnapshot(self._worker_id, self._no, tuple(names))
 
     # ---- what is told
 
     def publish(self, at_ns: Ns, changes: Changes) -> None:
-        cached, has_first = self._cached, False  # of a chain
-        for change in changes:
-            if type(change) is BlockStored:
-                has_first = has_first or change.parent not in cached
-                cached[change.name] = None
-            else:
-                del cached[change.name]
+        if self._cached is not None:
+            _apply(changes, self._cached)
         runtime = self._around.runtime
         heard_ns = Ns(at_ns + self._around.message_ns)
         if self.is_late:
             # Those who have a chain's first block are asked for what is behind it, and no others.
             self._late.append((heard_ns, changes))
             self._no += len(changes)
-            if has_first or len(self._late) > MAX_LATE:
+            if len(self._late) > MAX_LATE or self._has_first(changes):
                 runtime.call_at(heard_ns, self.tell_late)
             return
         if self.tiers is not None:
@@ -89,6 +101,16 @@ class ToldKv:
             self._send(event)
         else:
             runtime.call_at(heard_ns, partial(self._deliver, event))
+
+    def _has_first(self, changes: Changes) -> bool:
+        """Whether one of them is the first of a chain."""
+        before = b""
+        for change in changes:
+            if type(change) is BlockStored:
+                if change.parent is not before and self._kv.is_root(change.parent):
+                    return True
+                before = change.name
+        return False
 
     def _send(self, event: WorkerKv) -> None:
         """Unless it is lost."""
@@ -114,3 +136,11 @@ class ToldKv:
     def tell_late(self) -> None:
         if (event := self.take_late(self._around.runtime.now)) is not None:
             self._deliver(event)
+
+
+def _apply(changes: Changes, cached: dict[bytes, None]) -> None:
+    for change in changes:
+        if type(change) is BlockStored:
+            cached[change.name] = None
+        else:
+            del cached[change.name]

@@ -13,4 +13,5 @@ WorkerId = NewType("WorkerId", int)
 """Never reused: a worker that was restarted has another id, and the same name."""
 
 NS_PER_S: Final = 1_000_000_000
+FOREVER_NS: Final = 1 << 62
 NS_PER_MS: Final = 1_000_000

@@ -21,8 +21,8 @@ def find_fault(
     asked = f"prompt of {num_prompt} tokens and max_tokens of {max_tokens}"
     if num_prompt == 0:
         return _bad(spec, "prompt_empty", "prompt has no tokens", "send at least one token")
-    if min(spec.prompt_tokens) < 0 or max(spec.prompt_tokens) >= worker.vocab_size:
-        token = next(one for one in spec.prompt_tokens if not 0 <= one < worker.vocab_size)
+    token = _find_stranger(spec.prompt_tokens, worker.vocab_size)
+    if token is not None:
         return _bad(
             spec, "token_out_of_range", f"token id {token} is not below {worker.vocab_size}", ""
         )
@@ -66,6 +66,14 @@ def find_lateness(seq: Sequence, now: Ns, predicted_ns: Ns) -> Reject | None:
         "retry later, or allow more time to the first token",
         retry_after_s=max(0.1, (ttft_ms - limit_ms) * NS_PER_MS / NS_PER_S),
     )
+
+
+def _find_stranger(tokens: tuple[int, ...], vocab_size: int) -> int | None:
+    """The first token that is none of the vocabulary."""
+    for token in tokens:
+        if not 0 <= token < vocab_size:
+            return token
+    return None
 
 
 def _bad(spec: SeqSpec, code: str, message: str, hint: str) -> Reject:

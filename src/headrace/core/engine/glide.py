@@ -20,7 +20,7 @@ from headrace.core.base.errors import InvariantError
 from headrace.core.base.events import Arrive, EngineEffect, StartStep
 from headrace.core.base.plan import SeqResult, StepPlan
 from headrace.core.base.request import FinishReason, SeqSpec
-from headrace.core.base.types import Ns, StepId
+from headrace.core.base.types import FOREVER_NS, Ns, StepId
 from headrace.core.cost.model import StepShape
 from headrace.core.engine.core import OVERLAP_BELOW_NS, EngineCore, _Member, _Running
 from headrace.core.engine.passed import Changes, Passed, Prompts, Tokens
@@ -38,7 +38,6 @@ from headrace.core.scheduler.sequence import State
 from headrace.core.scheduler.shares import share_of
 from headrace.core.scheduler.step import StepDraft
 
-FOREVER_NS: Final = Ns(1 << 62)
 MIN_STEPS: Final = 4  # fewer are not worth it
 
 
@@ -136,8 +135,8 @@ class Glide:
     def alike_ns(self) -> tuple[Ns, Ns]:
         """Steps that take from the first to before the second change nothing in planning ahead."""
         if self._core.config.scheduler.overlap != "auto":
-            return Ns(0), FOREVER_NS
-        return (Ns(1), OVERLAP_BELOW_NS) if self.is_ahead else (OVERLAP_BELOW_NS, FOREVER_NS)
+            return Ns(0), Ns(FOREVER_NS)
+        return (Ns(1), OVERLAP_BELOW_NS) if self.is_ahead else (OVERLAP_BELOW_NS, Ns(FOREVER_NS))
 
     def takes_all(self, specs: Sequence[SeqSpec]) -> bool:
         """Whether these may come without the glide's end."""

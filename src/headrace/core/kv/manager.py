@@ -89,6 +89,14 @@ class KvManager:
             return 0
         return self._tree.depth(chain.names, limit_tokens // self.block_size)
 
+    def names(self) -> list[bytes]:
+        """Of all that is known, in no order that means anything."""
+        return [name for run in self._tree for name in run.names]
+
+    def is_root(self, name: bytes) -> bool:
+        """Whether known blocks are the first ones of their chains behind this."""
+        return self._tree.is_root(name)
+
     def num_unheld_of(self, chain: BlockChain, num_blocks: int) -> int:
         """Of so many leading blocks, all matched, those that a reservation would take out of
         `num_available`.
@@ -168,8 +176,8 @@ class KvManager:
             parents = [names[first - 1] if first else chain.root, *new[:-1]]
             self._changes += map(BlockStored, new, parents, block_ids)
             behind = table.tail or self._tree.root(chain.root)
-            held = [*tokens[first * size : end * size]]
-            table.tail = self._tree.append(behind, new, held, block_ids)
+            held = tokens[first * size : end * size]
+            table.tail = self._tree.append(behind, new, [*held], block_ids)
             table.num_named = end
 
     def open_load(

@@ -115,6 +115,9 @@ class BlockTree:
                 best = child, shared
         return best
 
+    def is_root(self, name: bytes) -> bool:
+        return name in self._roots
+
     # ---- holders
 
     def root(self, name: bytes) -> Run:
