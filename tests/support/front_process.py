@@ -32,7 +32,15 @@ def say(**facts):
 
 booted = boot_cluster(config)
 engine = booted.engine
-while sum(worker.is_ready for worker in engine.workers()) < int(num_workers):
+
+def knows_all():
+    # Also what they have cached, which those who served another front end tell a moment later.
+    workers = [one for one in engine.workers() if one.is_ready and one.stats is not None]
+    num_cached = sum(one.stats.num_cached_blocks for one in workers)
+    num_told = engine._core._router.stats().num_replicas
+    return len(workers) >= int(num_workers) and num_told >= num_cached
+
+while not knows_all():
     time.sleep(0.02)
 say(is_up=True)
 for line in sys.stdin:
