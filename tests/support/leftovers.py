@@ -24,6 +24,7 @@ EVENTS = ".events."  # in the name of an event log that a test asks workers for
 NUM_STANDARD = 3  # stdin, stdout, stderr
 NUM_OWN_POOLS = 2  # the file and its mapping
 NUM_OWN_THREADS = 3  # the main one, the engine's and the executor's
+ENDED, STOPPED = "XZ", "T"  # a stopped one is in the middle of something, and stays there
 
 
 def files(pid: int | str = "self") -> Counter[str]:
@@ -43,7 +44,7 @@ def excess_of_worker(pid: int, *, num_links: int, most_peers: int) -> str:
     itself, and has met so many other workers at most.
     """
     try:
-        if is_ended(pid):
+        if state_of(pid) in ENDED + STOPPED:
             return ""
         kinds, num_threads = files(pid), len(os.listdir(f"/proc/{pid}/task"))
     except (FileNotFoundError, PermissionError, ProcessLookupError):
@@ -67,10 +68,15 @@ def excess_of_worker(pid: int, *, num_links: int, most_peers: int) -> str:
 
 def is_ended(pid: int) -> bool:
     """Also where nobody has taken note of it yet."""
+    return state_of(pid) in ENDED
+
+
+def state_of(pid: int) -> str:
+    """The letter that proc_pid_stat(5) has for it; "X" where there is no such process."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
     except (FileNotFoundError, ProcessLookupError):
-        return True
+        return "X"
 
 
 def children() -> set[int]:
