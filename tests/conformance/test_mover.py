@@ -16,7 +16,7 @@ from headrace.adapters import frames
 from headrace.adapters.movers.mover import BETWEEN, PoolMover
 from headrace.adapters.movers.nixl import NixlAgent, NixlMissing, bindings
 from headrace.adapters.movers.pool import SharedPool
-from headrace.core.base.events import BlockRemoved, BlockStored, CopyDone, StartCopy
+from headrace.core.base.events import BlocksRemoved, BlocksStored, CopyDone, StartCopy
 from headrace.core.base.types import BlockId
 from support import kv_copies
 from support.kv_copies import BLOCKS, BYTES, ROOT, SECRET, content, lend, name
@@ -93,7 +93,7 @@ def test_blocks_of_any_size_come_as_they_are(way: str, block_bytes: int) -> None
     ):
         for index, block in enumerate(blocks):
             lender.pool.write(BlockId(index + 1), memoryview(block))
-            lender.publish([BlockStored(name(index), ROOT, BlockId(index + 1))])
+            lender.publish([BlocksStored((name(index),), ROOT, (BlockId(index + 1),))])
         assert copied(borrower, place(way, lender), 2, 0, 1) == CopyDone(5, 3)
         for at, index in enumerate((2, 0, 1)):
             with borrower.pool.view(BlockId(20 + at)) as come:
@@ -106,7 +106,7 @@ def test_blocks_of_any_size_come_as_they_are(way: str, block_bytes: int) -> None
 def test_a_copy_ends_before_the_first_block_that_is_not_there(
     way: str, theirs: PoolMover, ours: PoolMover
 ) -> None:
-    theirs.publish([BlockRemoved(name(1))])
+    theirs.publish([BlocksRemoved((name(1),))])
     end = copied(ours, place(way, theirs), 0, 1, 2)
     assert (end.num_blocks, end.error) == (1, "the source no longer has it")
     assert blocks(ours, 3) == [content(0), bytes(BYTES), bytes(BYTES)]
@@ -116,7 +116,7 @@ def test_a_copy_ends_before_the_first_block_that_is_not_there(
 
 def test_both_lend_to_each_other(way: str, theirs: PoolMover, ours: PoolMover) -> None:
     ours.pool.write(BlockId(3), memoryview(content(9)))
-    ours.publish([BlockStored(name(9), ROOT, BlockId(3))])
+    ours.publish([BlocksStored((name(9),), ROOT, (BlockId(3),))])
     assert copied(theirs, place(way, ours), 9).num_blocks == 1
     assert blocks(theirs, 1) == [content(9)]
     assert copied(ours, place(way, theirs), 1).num_blocks == 1
@@ -136,7 +136,7 @@ def test_a_lender_that_dies_takes_nothing_with_it(way: str, ours: PoolMover) -> 
         "from conformance.test_mover import *\n"
         "lender = mover(sys.argv[1])\n"
         "lender.pool.write(BlockId(1), memoryview(content(0)))\n"
-        "lender.publish([BlockStored(name(0), ROOT, BlockId(1))])\n"
+        "lender.publish([BlocksStored((name(0),), ROOT, (BlockId(1),))])\n"
         "print(place(sys.argv[1], lender), flush=True)\n"
         "input()\n"
     )

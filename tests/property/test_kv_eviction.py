@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from headrace.core.base.events import BlockStored
+from headrace.core.base.events import BlocksStored
 from headrace.core.base.types import SeqId
 from headrace.core.kv.manager import KvManager
 from headrace.core.kv.names import BlockChain, root_name
@@ -79,12 +79,14 @@ def settle(kv: KvManager, blocks: Blocks) -> int:
     """Take what has become of blocks; how many left."""
     num_removed = 0
     for change in kv.drain_changes():
-        if isinstance(change, BlockStored):
-            blocks.store(change.name, change.parent)
+        if isinstance(change, BlocksStored):
+            for name, parent in zip(change.names, (change.parent, *change.names), strict=False):
+                blocks.store(name, parent)
         else:
-            assert change.name == blocks.next_evicted()
-            del blocks.parents[change.name], blocks.num_holders[change.name]
-            num_removed += 1
+            for name in change.names:
+                assert name == blocks.next_evicted()
+                del blocks.parents[name], blocks.num_holders[name]
+            num_removed += len(change.names)
     return num_removed
 
 

@@ -4,13 +4,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from headrace.core.base.events import BlockRemoved, BlockStored
+from headrace.core.base.events import KvChange
 from headrace.core.base.types import NS_PER_S, Ns, WorkerId
 from headrace.core.config.schema import RouterConfig
 from headrace.core.router.caches import Caches
 from headrace.core.router.events import WorkerKv, WorkerKvSnapshot, WorkerUp
 from headrace.core.router.fleet import Fleet
-from support.routing import names, spec, stored
+from support.routing import names, removed, spec, stored
 
 NAMES = names("a", 12)
 WORKER = WorkerId(0)
@@ -35,7 +35,7 @@ class FeedMachine(RuleBasedStateMachine):
     def hear(self, event: WorkerKv | WorkerKvSnapshot) -> None:
         self.is_asked |= self.caches.hear(self.now, self.worker, event)
 
-    def say(self, changes: tuple[BlockStored | BlockRemoved, ...]) -> WorkerKv:
+    def say(self, changes: tuple[KvChange, ...]) -> WorkerKv:
         event = WorkerKv(WORKER, self.next_no, changes)
         self.next_no += len(changes)
         return event
@@ -46,11 +46,11 @@ class FeedMachine(RuleBasedStateMachine):
 
     @rule(flipped=st.sets(st.sampled_from(NAMES), min_size=1, max_size=4))
     def change(self, flipped: set[bytes]) -> None:
-        changes: list[BlockStored | BlockRemoved] = []
+        changes: list[KvChange] = []
         for name in sorted(flipped):
             if name in self.cached:
                 del self.cached[name]
-                changes.append(BlockRemoved(name))
+                changes += removed(name)
             else:
                 self.cached[name] = None
                 changes += stored(name)
@@ -94,7 +94,7 @@ class FeedMachine(RuleBasedStateMachine):
             self.now = Ns(self.now + 2 * NS_PER_S)
             name = NAMES[0]
             is_cached = name in self.cached
-            self.hear(self.say((BlockRemoved(name),) if is_cached else stored(name)))
+            self.hear(self.say(removed(name) if is_cached else stored(name)))
             if is_cached:
                 del self.cached[name]
             else:

@@ -4,7 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from headrace.core.base.events import BlockStored
+from headrace.core.base.events import BlocksStored
 from headrace.core.base.types import BlockId, SeqId
 from headrace.core.kv.manager import KvManager
 from headrace.core.kv.names import BlockChain, root_name
@@ -165,11 +165,14 @@ class KvMachine(RuleBasedStateMachine):
 
     def settle(self) -> None:
         for change in self.kv.drain_changes():
-            if isinstance(change, BlockStored):
-                assert change.name not in self.matchable
-                self.matchable.add(change.name)
+            assert change.names
+            if isinstance(change, BlocksStored):
+                assert len(change.block_ids) == len(change.names)
+                assert self.matchable.isdisjoint(change.names)
+                self.matchable.update(change.names)
             else:
-                self.matchable.remove(change.name)
+                assert self.matchable.issuperset(change.names)
+                self.matchable.difference_update(change.names)
 
     @invariant()
     def blocks_are_conserved(self) -> None:

@@ -4,7 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from headrace.core.base.events import BlockRemoved, CallAt, Timer
+from headrace.core.base.events import CallAt, Timer
 from headrace.core.base.request import Slo
 from headrace.core.base.types import NS_PER_MS, NS_PER_S, Ns, WorkerId
 from headrace.core.config.schema import RouterConfig
@@ -29,7 +29,7 @@ from headrace.core.router.events import (
     WorkerUp,
 )
 from headrace.core.router.index import PrefixIndex
-from support.routing import load, names, spec, stored
+from support.routing import load, names, removed, spec, stored
 
 CHAINS = [names(text, 12) for text in "abc"]
 WORDS = {name for chain in CHAINS for name in chain}
@@ -200,7 +200,7 @@ class RouterMachine(RuleBasedStateMachine):
     def kv(self, data: st.DataObject, seq_no: int, chain: int, remove: bool) -> None:
         worker_id = data.draw(st.sampled_from(sorted(self.alive)))
         part = CHAINS[chain][:3]
-        changes = tuple(BlockRemoved(name) for name in part) if remove else stored(*part)
+        changes = removed(*part) if remove else stored(*part)
         self.tell(WorkerKv(worker_id, seq_no, changes))
 
     @precondition(lambda self: self.alive)
@@ -261,7 +261,7 @@ class IndexMachine(RuleBasedStateMachine):
         self.depths[bit][chain] = depth
         self.index.apply(bit, stored(*CHAINS[chain][old:depth]))
         gone = reversed(CHAINS[chain][depth:old])
-        self.index.apply(bit, [BlockRemoved(name) for name in gone])
+        self.index.apply(bit, removed(*gone))
 
     @precondition(lambda self: self.depths)
     @rule(data=st.data())

@@ -10,7 +10,7 @@ from headrace.cluster.wire import Submit
 from headrace.core.base.events import (
     Admitted,
     Arrive,
-    BlockStored,
+    BlocksStored,
     CallAt,
     Cancel,
     Computed,
@@ -130,10 +130,11 @@ class Worker:
                         line.to_front.append(WorkerKv(line.worker_id, self.kv_no, changes))
                     self.kv_no += len(changes)
                     for change in changes:
-                        if isinstance(change, BlockStored):
-                            self.cached[change.name] = change.block_id
+                        if isinstance(change, BlocksStored):
+                            self.cached |= zip(change.names, change.block_ids, strict=True)
                         else:
-                            del self.cached[change.name]
+                            for name in change.names:
+                                del self.cached[name]
                 case Admitted() | Computed() | Emit() | Preempted() | Finish() | Reject():
                     words.append(effect)
                 case _:

@@ -3,7 +3,7 @@
 import queue
 
 from headrace.adapters.movers.mover import PoolMover
-from headrace.core.base.events import BlockStored, CopyDone, StartCopy
+from headrace.core.base.events import BlocksStored, CopyDone, StartCopy
 from headrace.core.base.types import BlockId
 
 BLOCKS, BYTES = 300, 64  # the names take more than a page
@@ -24,7 +24,7 @@ def lend(lender: PoolMover) -> PoolMover:
     for index in range(4):
         block_id = BlockId(10 + index)
         lender.pool.write(block_id, memoryview(content(index)))
-        lender.publish([BlockStored(name(index), ROOT, block_id)])
+        lender.publish([BlocksStored((name(index),), ROOT, (block_id,))])
     return lender
 
 

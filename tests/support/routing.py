@@ -3,7 +3,7 @@
 from hashlib import sha256
 from typing import Any
 
-from headrace.core.base.events import BlockRemoved, BlockStored, CallAt, Timer
+from headrace.core.base.events import BlocksRemoved, BlocksStored, CallAt, KvChange, Timer
 from headrace.core.base.plan import WorkerSpec
 from headrace.core.base.types import NS_PER_MS, BlockId, Ns, WorkerId
 from headrace.core.config.schema import RouterConfig
@@ -61,12 +61,12 @@ def load(**fields: float | None) -> WorkerLoad:
     return WorkerLoad(**given)
 
 
-def stored(*chain: bytes) -> tuple[BlockStored, ...]:
-    return tuple(BlockStored(name, b"", BlockId(0)) for name in chain)
+def stored(*chain: bytes) -> tuple[BlocksStored]:
+    return (BlocksStored(chain, b"", (BlockId(0),) * len(chain)),)
 
 
-def removed(*chain: bytes) -> tuple[BlockRemoved, ...]:
-    return tuple(BlockRemoved(name) for name in chain)
+def removed(*chain: bytes) -> tuple[BlocksRemoved]:
+    return (BlocksRemoved(chain),)
 
 
 class Routing:
@@ -108,7 +108,7 @@ class Routing:
     def down(self, worker_id: int, **fields: bool) -> list[RouterEffect]:
         return self.tell(WorkerDown(WorkerId(worker_id), "test", **fields))
 
-    def kv(self, worker_id: int, *changes: BlockStored | BlockRemoved) -> list[RouterEffect]:
+    def kv(self, worker_id: int, *changes: KvChange) -> list[RouterEffect]:
         """The next changes of a worker's cache."""
         seq_no = self.kv_seq_no.get(worker_id, 0)
         self.kv_seq_no[worker_id] = seq_no + len(changes)

@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from headrace.adapters.movers.mover import PoolMover
 from headrace.adapters.movers.pool import SharedPool
-from headrace.core.base.events import BlockStored
+from headrace.core.base.events import BlocksStored
 from headrace.core.base.types import BlockId
 from headrace.core.kv.names import NAME_BYTES
 
@@ -44,7 +44,7 @@ def main(num_blocks: int, block_bytes: int, host: str = HOST) -> None:
     block = bytes(range(256)) * (block_bytes // 256)
     for index in range(num_blocks):
         mover.pool.write(BlockId(index), memoryview(block))
-        mover.publish([BlockStored(name(index), bytes(NAME_BYTES), BlockId(index))])
+        mover.publish([BlocksStored((name(index),), bytes(NAME_BYTES), (BlockId(index),))])
     listener = socket.create_server((host, 0))
     threading.Thread(target=send_bare, args=(listener, mover.pool), daemon=True).start()
     print(mover.address, listener.getsockname()[1], flush=True)

@@ -23,7 +23,7 @@ import msgspec
 from headrace.bench.dynamo import DynamoReport, is_installed, measure_dynamo
 from headrace.bench.loads import Spread
 from headrace.bench.memory import resident_bytes
-from headrace.core.base.events import BlockStored
+from headrace.core.base.events import BlocksStored
 from headrace.core.base.plan import WorkerSpec
 from headrace.core.base.types import BlockId, Ns, WorkerId
 from headrace.core.config.schema import RouterConfig
@@ -130,7 +130,7 @@ def _fill(
                 started = time.thread_time_ns()
                 core.handle(Ns(0), event)
                 elapsed_ns += time.thread_time_ns() - started
-            seq_nos[index] += NUM_BLOCKS
+            seq_nos[index] += NUM_BLOCKS // BATCH
             num_stored += NUM_BLOCKS
     return num_stored / elapsed_ns * 1e9, kept
 
@@ -150,8 +150,9 @@ def _contents(
 
 def _publications(index: int, seq_no: int, names: Sequence[bytes]) -> Iterator[WorkerKv]:
     for start in range(0, len(names), BATCH):
-        changes = tuple(BlockStored(name, b"", BlockId(0)) for name in names[start : start + BATCH])
-        yield WorkerKv(WorkerId(index), seq_no + start, changes)
+        run = tuple(names[start : start + BATCH])
+        changes = (BlocksStored(run, b"", (BlockId(0),) * len(run)),)
+        yield WorkerKv(WorkerId(index), seq_no + start // BATCH, changes)
 
 
 def _settle(core: RouterCore, rng: Random, num_workers: int) -> Ns:

@@ -16,8 +16,6 @@ from headrace.cluster.wire import Canaried, Canary, Turn, Word
 from headrace.cluster.worker_line import WorkerLine
 from headrace.core.base.events import (
     Admitted,
-    BlockRemoved,
-    BlockStored,
     Cancel,
     Computed,
     Emit,
@@ -25,6 +23,7 @@ from headrace.core.base.events import (
     EngineEffect,
     Expect,
     Finish,
+    KvChange,
     Preempted,
     Reject,
 )
@@ -138,7 +137,7 @@ class Session:
         now: Ns,
         records: Sequence[RequestRecord],
         kv_no: int,
-        changes: tuple[BlockStored | BlockRemoved, ...],
+        changes: tuple[KvChange, ...],
     ) -> Turn | None:
         """What one event of the engine means to this front end; None = nothing."""
         ended, self._ended = self._ended, {}

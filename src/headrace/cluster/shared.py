@@ -38,14 +38,14 @@ from headrace.cluster.worker_line import WorkerLine
 from headrace.core.base.errors import ConfigError, HeadraceError, TransferError
 from headrace.core.base.events import (
     Arrive,
-    BlockRemoved,
-    BlockStored,
+    BlocksStored,
     Cancel,
     Computed,
     EndLease,
     EngineEffect,
     EngineEvent,
     Expect,
+    KvChange,
     KvChanged,
 )
 from headrace.core.base.request import Slo
@@ -195,18 +195,17 @@ class Worker:
             if turn is not None:
                 _tell(session, turn)
 
-    def _note_changes(
-        self, effects: Sequence[EngineEffect]
-    ) -> tuple[BlockStored | BlockRemoved, ...]:
-        changes: list[BlockStored | BlockRemoved] = []
+    def _note_changes(self, effects: Sequence[EngineEffect]) -> tuple[KvChange, ...]:
+        changes: list[KvChange] = []
         for effect in effects:
             if isinstance(effect, KvChanged):
                 changes += effect.changes
         for change in changes:
-            if isinstance(change, BlockStored):
-                self._cached[change.name] = None
+            if isinstance(change, BlocksStored):
+                self._cached.update(dict.fromkeys(change.names))
             else:
-                del self._cached[change.name]
+                for name in change.names:
+                    del self._cached[name]
         self._kv_no += len(changes)
         return tuple(changes)
 

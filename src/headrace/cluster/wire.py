@@ -14,14 +14,13 @@ import msgspec
 from headrace.core.base.errors import TransferError
 from headrace.core.base.events import (
     Admitted,
-    BlockRemoved,
-    BlockStored,
     Cancel,
     Computed,
     Emit,
     EndLease,
     Expect,
     Finish,
+    KvChange,
     Preempted,
     Reject,
 )
@@ -38,7 +37,7 @@ from headrace.core.router.events import WorkerLoad, WorkerUp
 from headrace.core.telemetry.record import RequestRecord
 from headrace.models.load import ModelDescription
 
-PROTOCOL: Final = 7
+PROTOCOL: Final = 8
 MAX_CANARY_TOKENS: Final = 64
 MAX_PART_NAMES: Final = 1 << 18  # of a snapshot: 5 MB, behind which other words need not wait long
 WORKER_NAME: Final = r"\A[A-Za-z0-9._-]{1,64}\Z"  # it goes into headers, labels and logs
@@ -184,7 +183,7 @@ class Turn(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     words: tuple[Word, ...] = ()
     records: tuple[RequestRecord, ...] = ()  # of the sequences that finish here
     kv_no: int = 0
-    kv: tuple[BlockStored | BlockRemoved, ...] = ()
+    kv: tuple[KvChange, ...] = ()
     load: WorkerLoad | None = None  # some turns tell it, often enough
     num_received: int = 0
 

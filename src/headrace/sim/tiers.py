@@ -11,7 +11,7 @@ from collections.abc import Container, Mapping, Sequence
 
 import msgspec
 
-from headrace.core.base.events import TIERS, BlockRemoved, BlockStored
+from headrace.core.base.events import TIERS, BlocksRemoved, BlocksStored, KvChange
 from headrace.core.base.plan import WorkerSpec
 from headrace.core.base.request import SeqSpec
 from headrace.core.base.types import NS_PER_S, Ns
@@ -135,17 +135,16 @@ class WorkerTiers:
         """Of all that is here, on the device or below."""
         return dict.fromkeys(self._tiers.names()) | dict(self._cached)
 
-    def seen_from_above(
-        self, now: Ns, changes: Sequence[BlockStored | BlockRemoved]
-    ) -> tuple[BlockStored | BlockRemoved, ...]:
+    def seen_from_above(self, now: Ns, changes: Sequence[KvChange]) -> tuple[KvChange, ...]:
         """What a router hears of the device's changes: what lower tiers keep is still here."""
-        told: list[BlockStored | BlockRemoved] = []
+        told: list[KvChange] = []
         for change in changes:
-            if isinstance(change, BlockStored):
+            if isinstance(change, BlocksStored):
                 told.append(change)
                 continue
-            gone = self._tiers.put(now, change.name)
-            told += [BlockRemoved(name) for name in gone if name not in self._cached]
+            gone = [name for one in change.names for name in self._tiers.put(now, one)]
+            if gone := [name for name in gone if name not in self._cached]:
+                told.append(BlocksRemoved(tuple(gone)))
         return tuple(told)
 
     def _names_of(self, spec: SeqSpec) -> list[bytes]:

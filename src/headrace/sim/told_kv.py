@@ -10,7 +10,7 @@ from functools import partial
 from random import Random
 from typing import Final, Protocol
 
-from headrace.core.base.events import BlockRemoved, BlockStored
+from headrace.core.base.events import BlocksStored, KvChange
 from headrace.core.base.types import NS_PER_MS, Ns, WorkerId
 from headrace.core.engine.passed import Changes
 from headrace.core.kv.manager import KvManager
@@ -104,12 +104,9 @@ class ToldKv:
 
     def _has_first(self, changes: Changes) -> bool:
         """Whether one of them is the first of a chain."""
-        before = b""
         for change in changes:
-            if type(change) is BlockStored:
-                if change.parent is not before and self._kv.is_root(change.parent):
-                    return True
-                before = change.name
+            if type(change) is BlocksStored and self._kv.is_root(change.parent):
+                return True
         return False
 
     def _send(self, event: WorkerKv) -> None:
@@ -127,7 +124,7 @@ class ToldKv:
     def take_late(self, until_ns: Ns) -> WorkerKv | None:
         """What the front end should have heard by then and has not."""
         first_no, late = self._late_no, self._late
-        changes: list[BlockStored | BlockRemoved] = []
+        changes: list[KvChange] = []
         while late and late[0][0] <= until_ns:
             changes += late.popleft()[1]
         self._late_no += len(changes)
@@ -140,7 +137,8 @@ class ToldKv:
 
 def _apply(changes: Changes, cached: dict[bytes, None]) -> None:
     for change in changes:
-        if type(change) is BlockStored:
-            cached[change.name] = None
+        if type(change) is BlocksStored:
+            cached.update(dict.fromkeys(change.names))
         else:
-            del cached[change.name]
+            for name in change.names:
+                del cached[name]

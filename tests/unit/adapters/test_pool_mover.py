@@ -22,7 +22,7 @@ from headrace.adapters.movers.mover import PoolMover
 from headrace.adapters.movers.pool import SharedPool, SharedSource
 from headrace.adapters.movers.tcp import MAX_STREAMS, BlockStream, TcpSource, open_stream
 from headrace.core.base.errors import TransferError
-from headrace.core.base.events import BlockRemoved, BlockStored
+from headrace.core.base.events import BlocksRemoved, BlocksStored
 from headrace.core.base.types import BlockId
 from support.kv_copies import BLOCKS, BYTES, ROOT, SECRET, content, copied, lend, name
 
@@ -66,7 +66,7 @@ def test_a_block_that_is_given_up_while_it_is_copied_does_not_count(theirs: Pool
             pass
 
         def fill_from(self, block_id: BlockId, source: mmap.mmap, start: int) -> None:
-            theirs.publish([BlockRemoved(name(0))])
+            theirs.publish([BlocksRemoved((name(0),))])
             pool.fill_from(block_id, source, start)
 
     with closing(SharedSource(theirs.address, BYTES)) as source, closing(pool):
@@ -75,8 +75,8 @@ def test_a_block_that_is_given_up_while_it_is_copied_does_not_count(theirs: Pool
 
 
 def test_a_name_across_two_names_is_none(theirs: PoolMover) -> None:
-    theirs.publish([BlockStored(bytes(8) + b"\7" * 8, ROOT, BlockId(30))])
-    theirs.publish([BlockStored(b"\7" * 8 + bytes(8), ROOT, BlockId(31))])
+    theirs.publish([BlocksStored((bytes(8) + b"\7" * 8,), ROOT, (BlockId(30),))])
+    theirs.publish([BlocksStored((b"\7" * 8 + bytes(8),), ROOT, (BlockId(31),))])
     assert theirs.pool.find(b"\7" * 16) is None
     found = theirs.pool.find(name(2))
     assert found is not None
@@ -144,7 +144,7 @@ def test_a_block_that_its_owner_takes_back_before_it_is_sent_does_not_come(
 
     def slow(writer: FrameWriter, payload: bytes | memoryview) -> bytes:
         if len(payload) == BYTES and takes_back.pop():
-            far.publish([BlockRemoved(name(1))])
+            far.publish([BlocksRemoved((name(1),))])
         return header(writer, payload)
 
     with closing(PoolMover(SharedPool(BLOCKS, BYTES), secret=SECRET)) as ours:
@@ -188,7 +188,7 @@ def test_a_lender_can_close_while_somebody_takes_his_time(
 
     monkeypatch.setattr(BlockStream, "_pass_on", noted)
     mover = PoolMover(SharedPool(1, num_bytes), host="127.0.0.1", secret=SECRET)
-    mover.publish([BlockStored(name(0), ROOT, BlockId(0))])
+    mover.publish([BlocksStored((name(0),), ROOT, (BlockId(0),))])
     line = open_stream(mover.address.partition("|")[2], "tcp", num_bytes, SECRET)
     with line.socket:
         line.send(name(0) * 9)  # more than sockets hold
@@ -217,7 +217,7 @@ def test_a_lender_that_goes_is_found_again_when_it_comes_back(
     with closing(PoolMover(SharedPool(BLOCKS, BYTES), secret=SECRET)) as ours:
         gone = lender_of()
         gone.pool.write(BlockId(1), memoryview(content(0)))
-        gone.publish([BlockStored(name(0), ROOT, BlockId(1))])
+        gone.publish([BlocksStored((name(0),), ROOT, (BlockId(1),))])
         address = from_afar(gone.address)
         assert copied(ours, address, 0).num_blocks == 1
         gone.close()
@@ -229,7 +229,7 @@ def test_a_lender_that_goes_is_found_again_when_it_comes_back(
         with closing(lender_of()) as again:
             assert from_afar(again.address).split("|")[1] == address.split("|")[1]
             again.pool.write(BlockId(1), memoryview(content(9)))
-            again.publish([BlockStored(name(9), ROOT, BlockId(1))])
+            again.publish([BlocksStored((name(9),), ROOT, (BlockId(1),))])
             end = copied(ours, address, 0)
             assert (end.num_blocks, end.error) == (0, "the source no longer has it")
             assert block(ours, 20) == content(0)  # as it was copied before
@@ -367,7 +367,7 @@ def test_a_lender_that_could_not_take_somebody_takes_the_next_one(
         closing(PoolMover(SharedPool(BLOCKS, BYTES), host="127.0.0.1", secret=SECRET)) as lender,
         closing(PoolMover(SharedPool(BLOCKS, BYTES), secret=SECRET)) as ours,
     ):
-        lender.publish([BlockStored(name(0), ROOT, BlockId(1))])
+        lender.publish([BlocksStored((name(0),), ROOT, (BlockId(1),))])
         assert copied(ours, from_afar(lender.address), 0).num_blocks == 1
         assert not faults
         assert len(caplog.records) == 1  # it says so once

@@ -7,10 +7,9 @@ from pathlib import Path
 from headrace.adapters.movers.port import OnCopyDone
 from headrace.core.base.events import (
     Arrive,
-    BlockRemoved,
-    BlockStored,
     Cancel,
     CopyDone,
+    KvChange,
     StartCopy,
 )
 from headrace.core.base.request import FinishReason
@@ -29,7 +28,7 @@ class EndlessMover:
         self.copies: list[tuple[StartCopy, OnCopyDone]] = []
         self.has_begun = threading.Event()
 
-    def publish(self, changes: Sequence[BlockStored | BlockRemoved]) -> None:
+    def publish(self, changes: Sequence[KvChange]) -> None:
         pass
 
     def start(self, copy: StartCopy, on_done: OnCopyDone) -> None:

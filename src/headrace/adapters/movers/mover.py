@@ -14,7 +14,7 @@ from headrace.adapters.movers.pool import SharedPool, SharedSource, is_alive, is
 from headrace.adapters.movers.port import OnCopyDone
 from headrace.adapters.movers.tcp import BlockServer, TcpSource
 from headrace.core.base.errors import TransferError
-from headrace.core.base.events import BlockRemoved, BlockStored, CopyDone, StartCopy
+from headrace.core.base.events import BlocksStored, CopyDone, KvChange, StartCopy
 from headrace.core.base.types import BlockId
 
 _log = logging.getLogger(__name__)
@@ -57,13 +57,15 @@ class PoolMover:
     def address(self) -> str:
         return BETWEEN.join((self.pool.address, *(server.address for server in self._servers)))
 
-    def publish(self, changes: Sequence[BlockStored | BlockRemoved]) -> None:
+    def publish(self, changes: Sequence[KvChange]) -> None:
         for change in changes:
-            if isinstance(change, BlockStored):
-                self._block_of[change.name] = change.block_id
-                self.pool.name_block(change.block_id, change.name)
+            if isinstance(change, BlocksStored):
+                for name, block_id in zip(change.names, change.block_ids, strict=True):
+                    self._block_of[name] = block_id
+                    self.pool.name_block(block_id, name)
             else:
-                self.pool.forget_block(self._block_of.pop(change.name))
+                for name in change.names:
+                    self.pool.forget_block(self._block_of.pop(name))
 
     def start(self, copy: StartCopy, on_done: OnCopyDone) -> None:
         with self._lock:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from headrace.core.base.events import BlockRemoved, BlockStored, CopyDone, StartCopy
+from headrace.core.base.events import CopyDone, KvChange, StartCopy
 
 OnCopyDone = Callable[[CopyDone], None]
 
@@ -14,7 +14,7 @@ class Mover(Protocol):
         """The place, as other workers' movers call it; empty = nobody can copy from here."""
         ...
 
-    def publish(self, changes: Sequence[BlockStored | BlockRemoved]) -> None:
+    def publish(self, changes: Sequence[KvChange]) -> None:
         """These blocks may be copied from here on, or may not any more. Called before anything
         writes to a block that was removed, and quick.
         """

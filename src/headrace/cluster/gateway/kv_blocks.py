@@ -20,7 +20,7 @@ from headrace.cluster.gateway.kv_wire import (
     RemovedEvent,
     StoredEvent,
 )
-from headrace.core.base.events import BlockRemoved, BlockStored
+from headrace.core.base.events import BlocksRemoved, BlocksStored, KvChange
 from headrace.core.base.types import BlockId
 from headrace.core.kv.names import child_name, root_name
 
@@ -33,7 +33,7 @@ MAX_TOKEN_ID: Final = (1 << 32) - 1
 _WHOLE_PREFIX: Final = frozenset({None, "full_attention", "mla_attention"})
 _NO_BLOCK: Final = BlockId(0)  # to a router, a block's place means nothing
 
-Changes = list[BlockStored | BlockRemoved]
+Changes = list[KvChange]
 
 
 def prompt_root(adapter: str = "", salt: str = "") -> bytes:
@@ -155,13 +155,17 @@ class EngineBlocks:
         return known
 
     def _add(self, names: Iterable[bytes], changes: Changes) -> None:
+        new: list[bytes] = []
         for name in names:
             count = self._num_by_name.get(name, 0)
             self._num_by_name[name] = count + 1
             if not count:
-                changes.append(BlockStored(name, b"", _NO_BLOCK))
+                new.append(name)
+        if new:
+            changes.append(BlocksStored(tuple(new), b"", (_NO_BLOCK,) * len(new)))
 
     def _remove(self, event: RemovedEvent, changes: Changes) -> None:
+        gone: list[bytes] = []
         for block_hash in event.block_hashes:
             block = self._blocks.get(block_hash)
             if block is None:
@@ -174,7 +178,9 @@ class EngineBlocks:
                 self._num_by_name[name] -= 1
                 if not self._num_by_name[name]:
                     del self._num_by_name[name]
-                    changes.append(BlockRemoved(name))
+                    gone.append(name)
+        if gone:
+            changes.append(BlocksRemoved(tuple(gone)))
 
 
 def _other_keys(event: StoredEvent, index: int) -> list[object]:

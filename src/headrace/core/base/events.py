@@ -155,18 +155,25 @@ class CallAt(msgspec.Struct, frozen=True, tag=True):
     timer_id: int
 
 
-class BlockStored(msgspec.Struct, frozen=True, tag=True):
-    name: bytes
+class BlocksStored(msgspec.Struct, frozen=True, tag=True):
+    """A run of blocks of one chain: the first is behind `parent`, each other behind the one before
+    it.
+    """
+
+    names: tuple[bytes, ...]
     parent: bytes
-    block_id: BlockId
+    block_ids: tuple[BlockId, ...]
 
 
-class BlockRemoved(msgspec.Struct, frozen=True, tag=True):
-    name: bytes
+class BlocksRemoved(msgspec.Struct, frozen=True, tag=True):
+    names: tuple[bytes, ...]
+
+
+KvChange: TypeAlias = BlocksStored | BlocksRemoved
 
 
 class KvChanged(msgspec.Struct, frozen=True, tag=True):
-    changes: tuple[BlockStored | BlockRemoved, ...]
+    changes: tuple[KvChange, ...]
 
 
 EngineEffect: TypeAlias = (

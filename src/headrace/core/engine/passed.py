@@ -3,14 +3,14 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from headrace.core.base.events import BlockRemoved, BlockStored, EngineEffect
+from headrace.core.base.events import EngineEffect, KvChange
 from headrace.core.base.plan import BlockCopy, SeqStep
 from headrace.core.base.types import SeqId
 from headrace.core.engine.plain import Decoding
 
 Tokens = Callable[[SeqId, int, int], Sequence[int]]
 """The tokens that a sequence will have at the positions from the second argument to the third."""
-Changes = tuple[BlockStored | BlockRemoved, ...]
+Changes = tuple[KvChange, ...]
 
 
 class Prompts(NamedTuple):

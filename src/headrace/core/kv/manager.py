@@ -7,7 +7,7 @@ named in the tree and held by nobody. free + cached + held == total after every 
 from collections.abc import Iterator, Sequence
 
 from headrace.core.base.errors import InvariantError
-from headrace.core.base.events import BlockRemoved, BlockStored
+from headrace.core.base.events import BlocksRemoved, BlocksStored, KvChange
 from headrace.core.base.plan import BlockCopy
 from headrace.core.base.types import BlockId, SeqId
 from headrace.core.kv.hit import Hit
@@ -55,7 +55,7 @@ class KvManager:
         self._free: list[BlockId] = [BlockId(i) for i in range(num_blocks - 1, -1, -1)]
         self._tree = BlockTree(block_size)
         self._tables: dict[SeqId, _Table] = {}
-        self._changes: list[BlockStored | BlockRemoved] = []
+        self._changes: list[KvChange] = []
 
     # ---- queries
 
@@ -173,8 +173,8 @@ class KvManager:
             first += num_known
         if first < end:
             new, block_ids = names[first:end], table.block_ids[first:end]
-            parents = [names[first - 1] if first else chain.root, *new[:-1]]
-            self._changes += map(BlockStored, new, parents, block_ids)
+            parent = names[first - 1] if first else chain.root
+            self._changes.append(BlocksStored(tuple(new), parent, tuple(block_ids)))
             behind = table.tail or self._tree.root(chain.root)
             held = tokens[first * size : end * size]
             table.tail = self._tree.append(behind, new, [*held], block_ids)
@@ -220,7 +220,7 @@ class KvManager:
         self._free += self._evict(count)
         return count
 
-    def drain_changes(self) -> tuple[BlockStored | BlockRemoved, ...]:
+    def drain_changes(self) -> tuple[KvChange, ...]:
         """What became matchable or ceased to be since the last call, in order."""
         if not self._changes:
             return ()
@@ -274,5 +274,6 @@ class KvManager:
 
     def _evict(self, num_blocks: int) -> list[BlockId]:
         names, block_ids = self._tree.evict(num_blocks)
-        self._changes += map(BlockRemoved, names)
+        if names:
+            self._changes.append(BlocksRemoved(tuple(names)))
         return block_ids

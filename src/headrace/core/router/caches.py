@@ -75,7 +75,7 @@ class Caches:
         """A new place in the index forgets the old one at once, however much it held."""
         self.index.close_slot(worker.bit)
         self._fleet.move(worker, self.index.open_slot())
-        self.index.load(worker.bit, snapshot.names)
+        self.index.store(worker.bit, snapshot.names)
         later, asks = worker.feed.restart(now, snapshot.seq_no)
         for changes in later:
             self.index.apply(worker.bit, changes)

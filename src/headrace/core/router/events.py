@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from headrace.core.base.events import BlockRemoved, BlockStored, CallAt, Timer
+from headrace.core.base.events import CallAt, KvChange, Timer
 from headrace.core.base.plan import WorkerSpec
 from headrace.core.base.request import Slo
 from headrace.core.base.types import Ns, WorkerId
@@ -170,7 +170,7 @@ class WorkerKv(msgspec.Struct, frozen=True, tag=True):
 
     worker_id: WorkerId
     first_seq_no: int
-    changes: tuple[BlockStored | BlockRemoved, ...]
+    changes: tuple[KvChange, ...]
 
 
 class WorkerKvSnapshot(msgspec.Struct, frozen=True, tag=True):

@@ -6,13 +6,13 @@ until the snapshot is there, an index with gaps costs hits and nothing else.
 
 from typing import Final
 
-from headrace.core.base.events import BlockRemoved, BlockStored
+from headrace.core.base.events import KvChange
 from headrace.core.base.types import NS_PER_S, Ns
 
-Changes = tuple[BlockStored | BlockRemoved, ...]
+Changes = tuple[KvChange, ...]
 
 ASK_AGAIN_NS: Final = NS_PER_S  # a request for a snapshot, or the snapshot, may be lost too
-MAX_KEPT_CHANGES: Final = 100_000  # that came while a snapshot was on its way
+MAX_KEPT_BLOCKS: Final = 100_000  # in changes that came while a snapshot was on its way
 
 
 class KvFeed:
@@ -46,9 +46,9 @@ class KvFeed:
             asks = now - (self._asked_ns or 0) >= ASK_AGAIN_NS
         if asks:
             self._asked_ns = now
-        if self._num_kept < MAX_KEPT_CHANGES:
+        if self._num_kept < MAX_KEPT_BLOCKS:
             self._kept.append((first_seq_no, changes))
-            self._num_kept += len(changes)
+            self._num_kept += sum([len(change.names) for change in changes])
         return fresh, asks
 
     def restart(self, now: Ns, seq_no: int) -> tuple[list[Changes], bool]:

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from headrace.core.base.errors import InvariantError
-from headrace.core.base.events import BlockRemoved, BlockStored
+from headrace.core.base.events import BlocksStored, KvChange
 from headrace.core.base.types import Ns
 
 # Each shard is a dict small enough to be resized, swept or thrown away within one event.
@@ -106,35 +106,35 @@ class PrefixIndex:
 
     # ---- stored
 
-    def apply(self, bit: int, changes: Iterable[BlockStored | BlockRemoved]) -> None:
-        stored = self._stored
+    def apply(self, bit: int, changes: Iterable[KvChange]) -> None:
         for change in changes:
-            name = change.name
-            shard = stored[name[0] << 4 | name[1] >> 4]
-            mask = shard.get(name, 0)
-            if type(change) is BlockStored:
-                if not mask:
-                    shard[name] = bit  # most blocks have one replica: they share this integer
-                    self.num_replicas += 1
-                elif not mask & bit:
-                    shard[name] = mask | bit
-                    self.num_replicas += 1
-            elif mask & bit:
-                self.num_replicas -= 1
-                if mask == bit:
-                    del shard[name]
-                else:
-                    shard[name] = mask ^ bit
+            if type(change) is BlocksStored:
+                self.store(bit, change.names)
+            else:
+                self._remove(bit, change.names)
 
-    def load(self, bit: int, names: Iterable[bytes]) -> None:
-        """Blocks that a worker has, at once."""
+    def store(self, bit: int, names: Iterable[bytes]) -> None:
+        """This worker has these blocks."""
         stored = self._stored
         for name in names:
             shard = stored[name[0] << 4 | name[1] >> 4]
             mask = shard.get(name, 0)
             if not mask & bit:
+                # Most blocks have one replica: they share this integer.
                 shard[name] = mask | bit if mask else bit
                 self.num_replicas += 1
+
+    def _remove(self, bit: int, names: Iterable[bytes]) -> None:
+        stored = self._stored
+        for name in names:
+            shard = stored[name[0] << 4 | name[1] >> 4]
+            mask = shard.get(name, 0)
+            if mask & bit:
+                self.num_replicas -= 1
+                if mask == bit:
+                    del shard[name]
+                else:
+                    shard[name] = mask ^ bit
 
     # ---- expected and remembered
 

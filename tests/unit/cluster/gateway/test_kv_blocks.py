@@ -14,7 +14,7 @@ from headrace.cluster.gateway.kv_blocks import (
     prompt_root,
 )
 from headrace.cluster.gateway.kv_wire import read_batch
-from headrace.core.base.events import BlockStored
+from headrace.core.base.events import BlocksStored
 from support.kv_publisher import CLEARED, batch, removed, stored
 
 PROMPT = [(7 * i) % 1000 for i in range(4 * NAME_TOKENS)]
@@ -27,7 +27,11 @@ def feed(blocks: EngineBlocks, *events: Any) -> tuple[bool, list[tuple[str, byte
 
 
 def told(changes: Changes) -> list[tuple[str, bytes]]:
-    return [("+" if isinstance(one, BlockStored) else "-", one.name) for one in changes]
+    return [
+        ("+" if isinstance(one, BlocksStored) else "-", name)
+        for one in changes
+        for name in one.names
+    ]
 
 
 def plus(*names: bytes) -> list[tuple[str, bytes]]:

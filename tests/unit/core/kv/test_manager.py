@@ -3,7 +3,7 @@
 import pytest
 
 from headrace.core.base.errors import InvariantError
-from headrace.core.base.events import BlockRemoved, BlockStored
+from headrace.core.base.events import BlocksRemoved, BlocksStored
 from headrace.core.base.plan import BlockCopy
 from headrace.core.base.types import SeqId
 from headrace.core.kv.hit import Hit
@@ -79,7 +79,7 @@ def test_released_blocks_stay_cached_and_leaves_go_before_parents() -> None:
     assert set(kv.block_ids(SeqId(1))) == {3, third, second}
     assert kv.match(chain_of(list(range(12))), 12) == 1
     names = chain_of(list(range(12))).names
-    assert kv.drain_changes()[:2] == (BlockRemoved(names[2]), BlockRemoved(names[1]))
+    assert kv.drain_changes()[:1] == (BlocksRemoved((names[2], names[1])),)
     assert first not in kv.block_ids(SeqId(1))
 
 
@@ -120,7 +120,7 @@ def test_equal_blocks_computed_twice_become_one() -> None:
         kv.check()
     assert kv.block_ids(SeqId(0))[0] == kv.block_ids(SeqId(1))[0]
     assert kv.num_free == 5
-    assert [type(change) for change in kv.drain_changes()] == [BlockStored]
+    assert [type(change) for change in kv.drain_changes()] == [BlocksStored]
 
 
 def test_match_is_a_query() -> None:

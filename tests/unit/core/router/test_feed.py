@@ -1,10 +1,10 @@
 """KvFeed: gaps, repetitions, snapshots that are too old."""
 
 from headrace.core.base.types import Ns
-from headrace.core.router.feed import ASK_AGAIN_NS, MAX_KEPT_CHANGES, KvFeed
+from headrace.core.router.feed import ASK_AGAIN_NS, MAX_KEPT_BLOCKS, KvFeed
 from support.routing import names, stored
 
-ALL = stored(*names("a", 8))
+ALL = tuple(change for name in names("a", 8) for change in stored(name))
 
 
 def test_changes_in_order_are_taken_as_they_are() -> None:
@@ -59,7 +59,7 @@ def test_a_snapshot_older_than_a_gap_asks_for_another() -> None:
 
 def test_what_is_kept_for_a_snapshot_is_bounded() -> None:
     feed = KvFeed()
-    big = ALL * (MAX_KEPT_CHANGES // 8)
+    big = stored(*names("b", MAX_KEPT_BLOCKS))
     feed.take(Ns(0), 1, big)
     feed.take(Ns(0), 1 + len(big), ALL)
     _, asks = feed.restart(Ns(1), 1)
