@@ -62,7 +62,7 @@ def test_blocks_leave_in_the_order_of_their_use(seed: int) -> None:
         if kv.reserve(seq_id, len(tokens)):
             num_removed += settle(kv, blocks)
             for end in sorted({rng.randint(1, len(tokens)), len(tokens)}):
-                kv.commit(seq_id, chain, tokens, end)
+                kv.commit(seq_id, chain, end)
                 num_removed += settle(kv, blocks)
                 for name in chain.names[len(held[seq_id]) : end // SIZE]:
                     blocks.num_holders[name] += 1

@@ -80,7 +80,7 @@ class KvMachine(RuleBasedStateMachine):
         end = data.draw(st.integers(start + 1, known))
         self.write(seq_id, start, end)
         self.computed[seq_id] = end
-        self.kv.commit(seq_id, self.chains[seq_id], self.tokens[seq_id], end)
+        self.kv.commit(seq_id, self.chains[seq_id], end)
         self.settle()
 
     @precondition(lambda self: bool(self.tokens))
@@ -132,7 +132,7 @@ class KvMachine(RuleBasedStateMachine):
         blocks = self.kv.block_ids(load_id)
         for position in range(num_known * SIZE, num_blocks * SIZE):
             self.content[blocks[position // SIZE], position % SIZE] = tuple(tokens[: position + 1])
-        self.kv.commit(load_id, chain, tokens, num_blocks * SIZE)
+        self.kv.commit(load_id, chain, num_blocks * SIZE)
         self.kv.release(load_id)
         self.settle()
         assert self.longest_match(chain, len(tokens)) >= num_blocks

@@ -22,5 +22,5 @@ def test_names_are_those_of_hashlib(
     parent: bytes, tokens: list[int], first: int, block_size: int, as_tuple: bool
 ) -> None:
     given_tokens = tuple(tokens) if as_tuple else tokens
-    names = _native.block_names(parent, given_tokens, first, block_size)
-    assert names == hash_blocks(parent, tokens, first, block_size)
+    found = _native.block_names(parent, given_tokens, first, block_size)
+    assert found == hash_blocks(parent, tokens, first, block_size)

@@ -236,7 +236,7 @@ class EngineCore:
         if until <= self._now:
             return False
         spec = seq.spec
-        wanted = Wanted(seq.chain, seq.tokens, spec.kv_source, spec.num_source_blocks)
+        wanted = Wanted(seq.chain, spec.kv_source, spec.num_source_blocks)
         num_kept = self._scheduler.num_kept if wanted.source else 0
         held = self._handoff.load(seq.seq_id, wanted, seq.reusable_tokens, until, num_kept)
         self._hold(held, until, effects)
@@ -246,7 +246,7 @@ class EngineCore:
 
     def _expect(self, coming: Expect, until: Ns) -> Held:
         chain = self._chain(coming.adapter, coming.salt, coming.tokens)
-        wanted = Wanted(chain, coming.tokens, coming.source)
+        wanted = Wanted(chain, coming.source)
         num_kept = self._scheduler.num_promised_blocks
         return self._handoff.expect(coming.seq_id, wanted, until, num_kept)
 

@@ -361,7 +361,7 @@ class Glide:
         if core._scheduler._twins._coming:
             index = num_computed // self.block_size - 1
             core._scheduler._twins.arrived(seq.chain.names[index : index + 1])
-        core._kv.commit(seq.seq_id, seq.chain, seq.tokens, num_computed)
+        core._kv.commit(seq.seq_id, seq.chain, num_computed)
 
     def _finish(self, one: Decoding) -> EngineEffect:
         effects: list[EngineEffect] = []

@@ -10,7 +10,6 @@ Decides which blocks are asked for when, and how long they are held; refuses to 
 copied.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -22,10 +21,9 @@ from headrace.core.kv.names import BlockChain
 
 
 class Wanted(NamedTuple):
-    """KV of these tokens, from that place."""
+    """KV of these blocks, from that place."""
 
     chain: BlockChain
-    tokens: Sequence[int]
     source: str
     num_blocks: int | None = None  # leading ones that it has, as far as is known; None = all
 
@@ -151,7 +149,7 @@ class HandoffCore:
         """Take blocks for the KV of a sequence that will come, if there is room."""
         if seq_id in self._load_for:
             raise InvariantError("a sequence is expected twice", seq_id=seq_id)
-        handle = self._open(wanted, len(wanted.tokens) // self._kv.block_size, num_kept)
+        handle = self._open(wanted, len(wanted.chain.names), num_kept)
         if handle is None:
             return NOTHING
         self._loads[handle].expected = seq_id
@@ -191,7 +189,7 @@ class HandoffCore:
             raise InvariantError("a copy ended that was never started", copy_id=handle)
         if not 0 <= done.num_blocks <= load.num_coming:
             raise InvariantError("a copy of more blocks than were asked for", copy_id=handle)
-        chain, tokens = load.wanted.chain, load.wanted.tokens
+        chain = load.wanted.chain
         for name in chain.names[load.num_there : load.num_there + load.num_coming]:
             if self._load_of_block.get(name) == handle:
                 del self._load_of_block[name]
@@ -201,7 +199,7 @@ class HandoffCore:
         load.num_there += done.num_blocks
         load.num_coming = 0
         num_tokens = load.num_there * self._kv.block_size
-        self._kv.commit(holder(handle), chain, tokens, num_tokens)
+        self._kv.commit(holder(handle), chain, num_tokens)
         copy = self._next_copy(handle)
         if copy is not None:
             return [], copy
@@ -265,7 +263,7 @@ class HandoffCore:
             return None
         self._next_handle += 1
         self._loads[handle] = _Load(
-            wanted=wanted._replace(tokens=tuple(wanted.tokens)),
+            wanted=wanted,
             num_blocks=num_blocks,
             num_there=num_known,
             num_offered=num_known,

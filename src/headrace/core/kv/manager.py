@@ -11,7 +11,7 @@ from headrace.core.base.events import BlocksRemoved, BlocksStored, KvChange
 from headrace.core.base.plan import BlockCopy
 from headrace.core.base.types import BlockId, SeqId
 from headrace.core.kv.hit import Hit
-from headrace.core.kv.names import BlockChain
+from headrace.core.kv.names import WORD_BYTES, BlockChain
 from headrace.core.kv.tree import BlockTree, Run
 
 
@@ -120,7 +120,8 @@ class KvManager:
         runs = self._tree.hold_prefix(chain.names, 0, min(num_full, len(chain.names)))
         table = self._tables[seq_id] = _Table(runs)
         num_tokens = table.num_named * self.block_size
-        tail = self._find_tail(table, chain, tokens[num_tokens:limit_tokens])
+        end = min(limit_tokens, num_tokens + self.block_size)
+        tail = self._find_tail(table, chain, tokens[num_tokens:end])
         if tail is None:
             return Hit(num_tokens)
         run, num_shared = tail
@@ -141,7 +142,7 @@ class KvManager:
         if not (self.prefix_cache and self._can_copy):
             return None
         behind = table.tail or self._tree.root(chain.root)
-        tail = self._tree.match_tail(behind, tokens[: self.block_size])
+        tail = self._tree.match_tail(behind, tokens)
         return tail if tail and tail[1] > 0 else None
 
     def reserve(self, seq_id: SeqId, num_tokens: int) -> bool:
@@ -155,9 +156,7 @@ class KvManager:
         table.block_ids += self._take(num_missing)
         return True
 
-    def commit(
-        self, seq_id: SeqId, chain: BlockChain, tokens: Sequence[int], num_computed: int
-    ) -> None:
+    def commit(self, seq_id: SeqId, chain: BlockChain, num_computed: int) -> None:
         """Make full computed blocks matchable; a known block takes the place of its new twin."""
         if not self.prefix_cache:
             return
@@ -176,8 +175,9 @@ class KvManager:
             parent = names[first - 1] if first else chain.root
             self._changes.append(BlocksStored(tuple(new), parent, tuple(block_ids)))
             behind = table.tail or self._tree.root(chain.root)
-            held = tokens[first * size : end * size]
-            table.tail = self._tree.append(behind, new, [*held], block_ids)
+            block_bytes = size * WORD_BYTES
+            words = chain.words[first * block_bytes : end * block_bytes]
+            table.tail = self._tree.append(behind, new, words, block_ids)
             table.num_named = end
 
     def open_load(

@@ -35,27 +35,33 @@ def root_name(model_digest: str, kv_dtype: str, block_size: int, adapter: str, s
 
 def child_name(parent: bytes, tokens: Sequence[int]) -> bytes:
     """The name of the full block that holds `tokens` after `parent`."""
-    return sha256(parent + _words(tokens)).digest()[:NAME_BYTES]
+    return sha256(parent + words_of(tokens)).digest()[:NAME_BYTES]
 
 
-def _words(tokens: Sequence[int]) -> bytes:
+def words_of(tokens: Sequence[int]) -> bytes:
+    """Token ids as they are hashed, WORD_BYTES each."""
     words = array("I", tokens)
     if sys.byteorder == "big":
         words.byteswap()
     return words.tobytes()
 
 
-def hash_blocks(parent: bytes, tokens: Sequence[int], first: int, block_size: int) -> list[bytes]:
-    """The names of all full blocks of `tokens` from the given one on, behind `parent`."""
+def hash_blocks(
+    parent: bytes, tokens: Sequence[int], first: int, block_size: int
+) -> tuple[list[bytes], bytes]:
+    """The names of all full blocks of `tokens` from the given token on, behind `parent`, and the
+    words of these blocks.
+    """
     names: list[bytes] = []
-    size, words = block_size * WORD_BYTES, _words(tokens[first:])
-    for end in range(size, len(words) + 1, size):
-        parent = sha256(parent + words[end - size : end]).digest()[:NAME_BYTES]
+    num_tokens = max(0, len(tokens) - first) // block_size * block_size
+    size, words = block_size * WORD_BYTES, words_of(tokens[first : first + num_tokens])
+    for start in range(0, len(words), size):
+        parent = sha256(parent + words[start : start + size]).digest()[:NAME_BYTES]
         names.append(parent)
-    return names
+    return names, words
 
 
-NamesFrom = Callable[[bytes, Sequence[int], int, int], list[bytes]]
+NamesFrom = Callable[[bytes, Sequence[int], int, int], tuple[list[bytes], bytes]]
 _names_from: NamesFrom = hash_blocks
 
 
@@ -66,13 +72,16 @@ def name_with(names_from: NamesFrom) -> None:
 
 
 class BlockChain:
-    """The names of a growing token list's full blocks, each computed once."""
+    """The names of a growing token list's full blocks, each computed once, and the words of these
+    blocks.
+    """
 
-    __slots__ = ("block_size", "names", "root")
+    __slots__ = ("block_size", "names", "root", "words")
 
     def __init__(self, root: bytes, block_size: int) -> None:
         self.root = root
         self.names: list[bytes] = []
+        self.words = bytearray()
         self.block_size = block_size
 
     @classmethod
@@ -84,9 +93,10 @@ class BlockChain:
         for named in _recent:
             if named.prompt is prompt and named.root == root and named.block_size == block_size:
                 chain.names += named.names
+                chain.words += named.words
                 return chain
         chain.extend(prompt)
-        _remember(_Named(prompt, root, block_size, chain.names.copy()))
+        _remember(_Named(prompt, root, block_size, chain.names.copy(), bytes(chain.words)))
         return chain
 
     def extend(self, tokens: Sequence[int]) -> None:
@@ -94,19 +104,27 @@ class BlockChain:
         parent = self.names[-1] if self.names else self.root
         first = len(self.names) * self.block_size
         if len(tokens) - first >= self.block_size:
-            self.names += _names_from(parent, tokens, first, self.block_size)
+            names, words = _names_from(parent, tokens, first, self.block_size)
+            self.names += names
+            self.words += words
 
 
 class _Named:
-    __slots__ = ("block_size", "names", "prompt", "root")
+    __slots__ = ("block_size", "names", "prompt", "root", "words")
 
     def __init__(
-        self, prompt: tuple[int, ...], root: bytes, block_size: int, names: list[bytes]
+        self,
+        prompt: tuple[int, ...],
+        root: bytes,
+        block_size: int,
+        names: list[bytes],
+        words: bytes,
     ) -> None:
         self.prompt = prompt
         self.root = root
         self.block_size = block_size
         self.names = names
+        self.words = words
 
 
 MAX_RECENT: Final = 16

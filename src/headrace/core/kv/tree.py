@@ -13,6 +13,7 @@ from heapq import heapify, heappop, heappush
 
 from headrace.core.base.errors import InvariantError
 from headrace.core.base.types import BlockId
+from headrace.core.kv.names import WORD_BYTES, words_of
 
 MAX_TAIL_CANDIDATES = 8
 MIN_HEAP = 1024
@@ -28,26 +29,30 @@ class Run:
         "names",
         "num_holders",
         "parent",
-        "tokens",
+        "words",
     )
 
     def __init__(
         self,
         parent: "Run | None",
         names: list[bytes],
-        tokens: list[int],
+        words: bytearray,
         block_ids: list[BlockId],
     ) -> None:
         self.parent = parent  # None = it is a root, which has no blocks
         self.names = names
-        self.tokens = tokens  # of all its blocks
+        self.words = words  # of the tokens of all its blocks
         self.block_ids = block_ids
         self.num_holders = 0
         # Of the first block; each one behind it was used one tick before the one that it follows.
         self.last_used = 0
-        # Children by their first token, so that a tail looks only at blocks that can share
-        # something with it; then by their first name.
-        self.children: dict[int, dict[bytes, Run]] = {}
+        # Children by their first word, so that a tail looks only at blocks that can share something
+        # with it; then by their first name.
+        self.children: dict[bytes, dict[bytes, Run]] = {}
+
+    @property
+    def first_word(self) -> bytes:
+        return bytes(self.words[:WORD_BYTES])
 
     @property
     def tail_used(self) -> int:
@@ -68,7 +73,7 @@ class BlockTree:
     """Named blocks by name, with least-recently-used eviction of unheld ones from the ends."""
 
     def __init__(self, block_size: int) -> None:
-        self._block_size = block_size
+        self._block_bytes = block_size * WORD_BYTES  # of its words
         self._runs: dict[bytes, Run] = {}  # by the name of their first block
         self._roots: dict[bytes, Run] = {}
         # Heap of (tail_used, run); stale entries are skipped. No two are of the same tick.
@@ -101,16 +106,17 @@ class BlockTree:
             start += num
 
     def match_tail(self, parent: Run, tokens: Sequence[int]) -> tuple[Run, int] | None:
-        """The child whose first block has the longest common beginning with these tokens, and its
-        length in tokens.
+        """The child whose first block has the longest common beginning with these tokens, no more
+        than a block of them, and its length in tokens.
         """
-        if not tokens:
+        if not (tokens and parent.children):
             return None
+        words = words_of(tokens)
         best: tuple[Run, int] | None = None
-        for index, child in enumerate(parent.children.get(tokens[0], {}).values()):
+        for index, child in enumerate(parent.children.get(words[:WORD_BYTES], {}).values()):
             if index == MAX_TAIL_CANDIDATES:
                 break
-            shared = _num_shared(child.tokens[: self._block_size], tokens)
+            shared = _num_shared(child.words[: len(words)], words)
             if best is None or shared > best[1]:
                 best = child, shared
         return best
@@ -122,7 +128,7 @@ class BlockTree:
 
     def root(self, name: bytes) -> Run:
         """What the first blocks of all chains with this root are behind."""
-        return self._roots.get(name) or Run(None, [name], [], [])
+        return self._roots.get(name) or Run(None, [name], bytearray(), [])
 
     def hold_prefix(self, names: Sequence[bytes], start: int, end: int) -> list[Run]:
         """Let one more hold the longest known prefix of the names from `start` on, up to `end`. The
@@ -135,21 +141,21 @@ class BlockTree:
         return held
 
     def append(
-        self, behind: Run, names: list[bytes], tokens: list[int], block_ids: list[BlockId]
+        self, behind: Run, names: list[bytes], words: bytearray, block_ids: list[BlockId]
     ) -> Run:
         """Add blocks behind a run that the same sequence holds, or behind a root; it holds them,
         too. Returns the run that they are the end of.
         """
         if behind.num_holders == 1 and not behind.children:
             behind.names += names
-            behind.tokens += tokens
+            behind.words += words
             behind.block_ids += block_ids
             return behind
         if behind.parent is None:
             self._roots[behind.names[0]] = behind
-        run = Run(behind, names, tokens, block_ids)
+        run = Run(behind, names, words, block_ids)
         run.num_holders = 1
-        behind.children.setdefault(tokens[0], {})[names[0]] = run
+        behind.children.setdefault(run.first_word, {})[names[0]] = run
         self._runs[names[0]] = run
         return run
 
@@ -179,14 +185,14 @@ class BlockTree:
         those who hold all of it end with.
         """
         assert run.parent is not None
-        size, (first, first_token) = self._block_size, (run.names[0], run.tokens[0])
-        upper = Run(run.parent, run.names[:num], run.tokens[: num * size], run.block_ids[:num])
+        first, first_word, num_bytes = run.names[0], run.first_word, num * self._block_bytes
+        upper = Run(run.parent, run.names[:num], run.words[:num_bytes], run.block_ids[:num])
         upper.num_holders, upper.last_used = run.num_holders, run.last_used
         # Under the same key, so that siblings keep their order.
-        run.parent.children[first_token][first] = self._runs[first] = upper
-        del run.names[:num], run.tokens[: num * size], run.block_ids[:num]
+        run.parent.children[first_word][first] = self._runs[first] = upper
+        del run.names[:num], run.words[:num_bytes], run.block_ids[:num]
         run.parent, run.last_used = upper, run.last_used - num
-        upper.children[run.tokens[0]] = {run.names[0]: run}
+        upper.children[run.first_word] = {run.names[0]: run}
         self._runs[run.names[0]] = run
         return upper
 
@@ -204,8 +210,8 @@ class BlockTree:
             names += reversed(run.names[num_left:])
             block_ids += reversed(run.block_ids[num_left:])
             if num_left:
-                num_tokens = num_left * self._block_size
-                del run.names[num_left:], run.block_ids[num_left:], run.tokens[num_tokens:]
+                del run.names[num_left:], run.block_ids[num_left:]
+                del run.words[num_left * self._block_bytes :]
                 self._push_leaf(run)
             else:
                 self._remove(run)
@@ -221,15 +227,15 @@ class BlockTree:
         raise InvariantError("nothing to evict", num_unheld=self.num_unheld)
 
     def _remove(self, run: Run) -> None:
-        parent, first, first_token = run.parent, run.names[0], run.tokens[0]
+        parent, first, first_word = run.parent, run.names[0], run.first_word
         if parent is None:
             raise InvariantError("a root is not evictable", name=first.hex())
         del self._runs[first]
         run.names.clear()
-        siblings = parent.children[first_token]
+        siblings = parent.children[first_word]
         del siblings[first]
         if not siblings:
-            del parent.children[first_token]
+            del parent.children[first_word]
         if not parent.children:
             if parent.parent is None:
                 del self._roots[parent.names[0]]
@@ -252,11 +258,11 @@ class BlockTree:
         unheld = 0
         for first, run in self._runs.items():
             unheld += 0 if run.num_holders else len(run.names)
-            nums = {len(run.names), len(run.block_ids), len(run.tokens) / self._block_size}
+            nums = {len(run.names), len(run.block_ids), len(run.words) / self._block_bytes}
             if run.names[:1] != [first] or len(nums) > 1:
                 raise InvariantError("blocks of a run miscounted", name=first.hex(), counted=nums)
             parent = run.parent
-            if parent is None or parent.children.get(run.tokens[0], {}).get(first) is not run:
+            if parent is None or parent.children.get(run.first_word, {}).get(first) is not run:
                 raise InvariantError("block is not its parent's child", name=first.hex())
             if parent.parent is not None and run.num_holders > parent.num_holders:
                 raise InvariantError("block held by more than the one before", name=first.hex())
@@ -264,10 +270,8 @@ class BlockTree:
             raise InvariantError("unheld blocks miscounted", counted=unheld, kept=self.num_unheld)
 
 
-def _num_shared(left: Sequence[int], right: Sequence[int]) -> int:
-    count = 0
-    for one, other in zip(left, right, strict=False):
-        if one != other:
-            break
-        count += 1
-    return count
+def _num_shared(left: bytearray, right: bytes) -> int:
+    """How many words of as many they begin with together."""
+    differing = int.from_bytes(left, "little") ^ int.from_bytes(right, "little")
+    num_bits = (differing & -differing).bit_length() - 1 if differing else 8 * len(right)
+    return num_bits // (8 * WORD_BYTES)

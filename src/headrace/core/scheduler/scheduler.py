@@ -154,7 +154,7 @@ class Scheduler:
             self._long_turns.leave(seq.seq_id)
         if seq.num_computed // size > first:
             self._twins.arrived(seq.chain.names[first : seq.num_computed // size])
-            self._kv.commit(seq.seq_id, seq.chain, seq.tokens, seq.num_computed)
+            self._kv.commit(seq.seq_id, seq.chain, seq.num_computed)
 
     def preempt(self, seq: Sequence, now: Ns, reason: str) -> Preempted:
         """Let the sequence wait again, without its blocks; the full ones stay cached for now."""

@@ -41,7 +41,7 @@ def large_heap() -> bool:
 def can_name_blocks() -> bool: ...  # else `block_names` must not be called
 def block_names(
     parent: bytes, tokens: Sequence[int], first: int, block_size: int
-) -> list[bytes]: ...
+) -> tuple[list[bytes], bytes]: ...
 def copy_range(
     to: WriteableBuffer,
     to_offset: int,

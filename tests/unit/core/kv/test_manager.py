@@ -24,7 +24,7 @@ def hold(kv: KvManager, seq_id: int, tokens: list[int], root: bytes = ROOT) -> H
     chain = chain_of(tokens, root)
     hit = kv.admit(SeqId(seq_id), chain, tokens, len(tokens) - 1)
     assert kv.reserve(SeqId(seq_id), len(tokens))
-    kv.commit(SeqId(seq_id), chain, tokens, len(tokens))
+    kv.commit(SeqId(seq_id), chain, len(tokens))
     kv.check()
     return hit
 
@@ -116,7 +116,7 @@ def test_equal_blocks_computed_twice_become_one() -> None:
         assert kv.reserve(SeqId(seq_id), 5)
     assert kv.num_free == 4
     for seq_id, chain in enumerate(chains):
-        kv.commit(SeqId(seq_id), chain, tokens, 5)
+        kv.commit(SeqId(seq_id), chain, 5)
         kv.check()
     assert kv.block_ids(SeqId(0))[0] == kv.block_ids(SeqId(1))[0]
     assert kv.num_free == 5

@@ -2,7 +2,7 @@
 
 import pytest
 
-from headrace.core.kv.names import child_name
+from headrace.core.kv.names import child_name, words_of
 from headrace.ops.native import _native
 
 pytestmark = pytest.mark.skipif(
@@ -13,8 +13,9 @@ pytestmark = pytest.mark.skipif(
 @pytest.mark.parametrize("block_size", [1, 8, 9, 10, 11, 16, 24, 25, 26, 32, 64, 128, 256])
 def test_messages_of_every_padding(block_size: int) -> None:
     tokens = [7 * index % 49152 for index in range(3 * block_size)]
-    names = _native.block_names(bytes(range(16)), tokens, 0, block_size)
+    names, words = _native.block_names(bytes(range(16)), tokens, 0, block_size)
     assert len(names) == 3
+    assert words == words_of(tokens)
     assert names[2] == child_name(names[1], tokens[2 * block_size :])
 
 

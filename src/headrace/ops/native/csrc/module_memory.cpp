@@ -78,8 +78,8 @@ nb::bytes receive_into(const Ghash& ghash, int fd, nb::handle into, int patience
   nb::raise_python_error();
 }
 
-// Of the whole blocks of `tokens` from the given one on.
-nb::list block_names(nb::bytes parent, nb::handle tokens, size_t first, size_t block_size) {
+// Of the whole blocks of `tokens` from the given token on, and the words of these blocks.
+nb::tuple block_names(nb::bytes parent, nb::handle tokens, size_t first, size_t block_size) {
   BlockName name;
   if (parent.size() != name.size()) fail("a block's name has ", name.size(), " bytes, got ", parent.size());
   if (block_size == 0) fail("a block has at least one token");
@@ -96,7 +96,7 @@ nb::list block_names(nb::bytes parent, nb::handle tokens, size_t first, size_t b
   }
   nb::list names;
   for (const BlockName& each : name_blocks(name, words, block_size)) names.append(nb::bytes(each.data(), each.size()));
-  return names;
+  return nb::make_tuple(names, nb::bytes(words.data(), words.size() * sizeof(uint32_t)));
 }
 
 }  // namespace
