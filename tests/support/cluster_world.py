@@ -31,7 +31,7 @@ from headrace.core.router.core import RouterCore
 from headrace.core.router.events import Resync, WorkerDown, WorkerRole, WorkersStarting, WorkerUp
 from headrace.core.router.front import FrontCore
 from headrace.core.router.front_events import Forward, FrontEvent
-from headrace.core.router.index import NUM_SHARDS
+from headrace.core.router.replicas import NUM_PARTS
 from support.cluster_parts import Front, Gone, Line, Worker
 from support.fake_device import VOCAB, expected_output
 
@@ -315,7 +315,7 @@ class ClusterWorld:
     def _sweep(self, front: Front) -> None:
         """Until what was lost has gone from the index, and it has what workers have."""
         num_cached = sum(len(worker.cached) for worker in self.workers)
-        for _ in range(2 * NUM_SHARDS):
+        for _ in range(2 * NUM_PARTS):
             if front.router.stats().num_replicas == num_cached:
                 return
             front.router.handle(self.now, WorkersStarting(0))

@@ -1,5 +1,4 @@
-"""Which worker has which block: one map from names to sets of workers, a set being the bits of an
-integer.
+"""How much of a prompt which worker has.
 
 A worker evicts leaves first, so what it has of a chain is a prefix of it, and the set of workers
 that have the i-th block only shrinks with i. A match therefore bisects instead of walking. Where
@@ -16,14 +15,12 @@ Decides nothing about time to live beyond that; refuses to know what a worker is
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
+from itertools import chain
 
 from headrace.core.base.errors import InvariantError
 from headrace.core.base.events import BlocksStored, KvChange
 from headrace.core.base.types import Ns
-
-# Each shard is a dict small enough to be resized, swept or thrown away within one event.
-NUM_SHARDS: Final = 4096
+from headrace.core.router.replicas import NUM_PARTS, discard, new_replicas, part_of
 
 
 def bits_of(mask: int) -> Iterator[int]:
@@ -35,15 +32,15 @@ def bits_of(mask: int) -> Iterator[int]:
 
 
 class PrefixIndex:
-    """Names are 16 bytes, or at least 2 that are spread evenly. Slots stand for workers."""
+    """Slots stand for workers."""
 
     def __init__(self, ttl_ns: Ns) -> None:
-        self._stored: list[dict[bytes, int]] = [{} for _ in range(NUM_SHARDS)]
+        self._stored = new_replicas()
         self._expected: dict[bytes, int] = {}
-        self._remembered: list[dict[bytes, int]] = [{} for _ in range(NUM_SHARDS)]
-        self._fading: list[dict[bytes, int]] = [{} for _ in range(NUM_SHARDS)]
+        self._remembered: list[dict[bytes, int]] = [{} for _ in range(NUM_PARTS)]
+        self._fading: list[dict[bytes, int]] = [{} for _ in range(NUM_PARTS)]
         self._has_remembered = False
-        self._ns_per_turn = max(1, ttl_ns // (2 * NUM_SHARDS))  # of one shard of `remembered`
+        self._ns_per_turn = max(1, ttl_ns // (2 * NUM_PARTS))  # of one part of `remembered`
         self._num_turns = 0
         self._live = 0  # slots in use
         self._dead = 0  # slots that were given up since the sweep began
@@ -75,32 +72,20 @@ class PrefixIndex:
             if not self._dead:
                 return
             self._sweeping, self._dead, self._next_swept = self._dead, 0, 0
-            self._discard(self._expected, self._sweeping)
-        index = self._next_swept
-        self.num_replicas -= self._discard(self._stored[index], self._sweeping)
-        self._discard(self._remembered[index], self._sweeping)
-        self._discard(self._fading[index], self._sweeping)
+            discard(self._expected, self._sweeping)
+        part = self._next_swept
+        self.num_replicas -= self._stored.discard(part, self._sweeping)
+        discard(self._remembered[part], self._sweeping)
+        discard(self._fading[part], self._sweeping)
         self._next_swept += 1
-        if self._next_swept == NUM_SHARDS:
+        if self._next_swept == NUM_PARTS:
             self._sweeping = 0
-
-    @staticmethod
-    def _discard(shard: dict[bytes, int], bits: int) -> int:
-        """Take workers out of a shard; returns the number of replicas that were theirs."""
-        count = 0
-        for name, mask in [entry for entry in shard.items() if entry[1] & bits]:
-            count += (mask & bits).bit_count()
-            if mask & ~bits:
-                shard[name] = mask & ~bits
-            else:
-                del shard[name]
-        return count
 
     def _turn(self, now: Ns) -> None:
         turn = now // self._ns_per_turn
-        self._num_turns = max(self._num_turns, turn - 2 * NUM_SHARDS)
+        self._num_turns = max(self._num_turns, turn - 2 * NUM_PARTS)
         while self._num_turns < turn:
-            index = self._num_turns % NUM_SHARDS
+            index = self._num_turns % NUM_PARTS
             self._fading[index], self._remembered[index] = self._remembered[index], {}
             self._num_turns += 1
 
@@ -111,30 +96,11 @@ class PrefixIndex:
             if type(change) is BlocksStored:
                 self.store(bit, change.names)
             else:
-                self._remove(bit, change.names)
+                self.num_replicas -= self._stored.remove(bit, change.names)
 
     def store(self, bit: int, names: Iterable[bytes]) -> None:
         """This worker has these blocks."""
-        stored = self._stored
-        for name in names:
-            shard = stored[name[0] << 4 | name[1] >> 4]
-            mask = shard.get(name, 0)
-            if not mask & bit:
-                # Most blocks have one replica: they share this integer.
-                shard[name] = mask | bit if mask else bit
-                self.num_replicas += 1
-
-    def _remove(self, bit: int, names: Iterable[bytes]) -> None:
-        stored = self._stored
-        for name in names:
-            shard = stored[name[0] << 4 | name[1] >> 4]
-            mask = shard.get(name, 0)
-            if mask & bit:
-                self.num_replicas -= 1
-                if mask == bit:
-                    del shard[name]
-                else:
-                    shard[name] = mask ^ bit
+        self.num_replicas += self._stored.add(bit, names)
 
     # ---- expected and remembered
 
@@ -164,24 +130,20 @@ class PrefixIndex:
         """This worker has computed these blocks, and will not say when it evicts them."""
         self._has_remembered = True
         for name in names:
-            shard = self._remembered[name[0] << 4 | name[1] >> 4]
-            shard[name] = shard.get(name, 0) | bit
+            part = self._remembered[part_of(name)]
+            part[name] = part.get(name, 0) | bit
 
     # ---- queries
 
     def workers_with(self, name: bytes) -> int:
-        index = name[0] << 4 | name[1] >> 4
-        mask = self._stored[index].get(name, 0) | self._expected.get(name, 0)
-        if self._has_remembered:
-            mask |= self._remembered[index].get(name, 0) | self._fading[index].get(name, 0)
-        return mask & self._live
+        return self.holders_of(name) | (self._expected.get(name, 0) & self._live)
 
     def holders_of(self, name: bytes) -> int:
         """Who has it by now, as far as is known."""
-        index = name[0] << 4 | name[1] >> 4
-        mask = self._stored[index].get(name, 0)
+        mask = self._stored.get(name)
         if self._has_remembered:
-            mask |= self._remembered[index].get(name, 0) | self._fading[index].get(name, 0)
+            part = part_of(name)
+            mask |= self._remembered[part].get(name, 0) | self._fading[part].get(name, 0)
         return mask & self._live
 
     def match(self, names: Sequence[bytes], *, is_here: bool = False) -> list[tuple[int, int]]:
@@ -230,12 +192,11 @@ class PrefixIndex:
     def check(self) -> None:
         """Raise InvariantError unless replicas are counted right and every bit has a slot."""
         known = self._live | self._dead | self._sweeping
-        count = 0
-        for layer in (self._stored, self._remembered, self._fading, [self._expected]):
-            for shard in filter(None, layer):
-                for name, mask in shard.items():
-                    count += mask.bit_count() if layer is self._stored else 0
-                    if not mask or mask & ~known:
-                        raise InvariantError("block of an unknown worker", name=name.hex())
+        stored = [*self._stored.items()]
+        guessed = (*self._remembered, *self._fading, self._expected)
+        for name, mask in chain(stored, *(part.items() for part in guessed if part)):
+            if not mask or mask & ~known:
+                raise InvariantError("block of an unknown worker", name=name.hex())
+        count = sum(mask.bit_count() for _, mask in stored)
         if count != self.num_replicas:
             raise InvariantError("replicas miscounted", counted=count, kept=self.num_replicas)

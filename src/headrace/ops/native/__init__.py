@@ -5,7 +5,9 @@ and the instruction set; refuses to know which model is computed and who asked.
 """
 
 from headrace.core.kv.names import name_with
-from headrace.ops.native._native import block_names, can_name_blocks
+from headrace.core.router.replicas import replicas_with
+from headrace.ops.native._native import Replicas, block_names, can_name_blocks
 
 if can_name_blocks():
     name_with(block_names)
+replicas_with(Replicas)

@@ -4,7 +4,8 @@ import pytest
 
 from headrace.core.base.errors import InvariantError
 from headrace.core.base.types import NS_PER_S, Ns
-from headrace.core.router.index import NUM_SHARDS, PrefixIndex
+from headrace.core.router.index import PrefixIndex
+from headrace.core.router.replicas import NUM_PARTS
 from support.routing import names, removed, stored
 
 CHAIN = names("a", 10)
@@ -51,7 +52,7 @@ def test_a_closed_slot_is_forgotten_at_once_and_comes_back_when_swept(index: Pre
     index.close_slot(one)
     assert index.match(CHAIN) == [(two, 5)]
     assert index.open_slot() == 4  # not 1: blocks still mention it
-    for _ in range(NUM_SHARDS + 1):
+    for _ in range(NUM_PARTS + 1):
         index.tend(Ns(0))
     index.check()
     assert index.num_replicas == 5

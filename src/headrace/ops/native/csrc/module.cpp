@@ -16,6 +16,7 @@
 #include "isa.h"
 #include "machine_limits.h"
 #include "module_memory.h"
+#include "replicas.h"
 #include "program.h"
 #include "sampler.h"
 
@@ -233,6 +234,7 @@ NB_MODULE(_native, m) {
   m.def("product_limit", &product_limit, nb::call_guard<nb::gil_scoped_release>(), "pool"_a, "isa"_a, "kind"_a,
         "seconds"_a);
   add_memory(m);
+  add_replicas(m);
   m.def("philox", &philox, "seed"_a, "choice"_a, "position"_a);
   m.def("philox4x32", &philox_words, "counter"_a, "key"_a);
 
