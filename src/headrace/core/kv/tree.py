@@ -76,8 +76,10 @@ class BlockTree:
         self._block_bytes = block_size * WORD_BYTES  # of its words
         self._runs: dict[bytes, Run] = {}  # by the name of their first block
         self._roots: dict[bytes, Run] = {}
-        # Heap of (tail_used, run); stale entries are skipped. No two are of the same tick.
-        self._leaves: list[tuple[int, Run]] = []
+        # Heap of when leaves' ends were used, and whose ticks those are: no two have the same one.
+        # Stale entries are skipped.
+        self._leaves: list[int] = []
+        self._leaf_of: dict[int, Run] = {}
         self._tick = 0
         self.num_unheld = 0  # blocks
 
@@ -220,9 +222,11 @@ class BlockTree:
 
     def _pop_leaf(self) -> Run:
         while self._leaves:
-            tail_used, run = heappop(self._leaves)
-            is_leaf = run.names and not run.num_holders and not run.children
-            if is_leaf and run.tail_used == tail_used:
+            tail_used = heappop(self._leaves)
+            run = self._leaf_of.pop(tail_used, None)
+            if run is None or run.num_holders or run.children or not run.names:
+                continue
+            if run.tail_used == tail_used:
                 return run
         raise InvariantError("nothing to evict", num_unheld=self.num_unheld)
 
@@ -243,14 +247,16 @@ class BlockTree:
                 self._push_leaf(parent)
 
     def _push_leaf(self, run: Run) -> None:
-        heappush(self._leaves, (run.tail_used, run))
+        heappush(self._leaves, run.tail_used)
+        self._leaf_of[run.tail_used] = run
         if len(self._leaves) > 2 * len(self._runs) + MIN_HEAP:
             # Blocks that are held and let go again and again leave stale entries behind.
-            self._leaves = [
-                (leaf.tail_used, leaf)
+            self._leaf_of = {
+                leaf.tail_used: leaf
                 for leaf in self._runs.values()
                 if not leaf.num_holders and not leaf.children
-            ]
+            }
+            self._leaves = [*self._leaf_of]
             heapify(self._leaves)
 
     def check(self) -> None:

@@ -132,12 +132,22 @@ struct Replicas::Change {
 
 // ---- what Python sees
 
+// Those of one call, and where they would be is on its way from memory.
+std::vector<Replicas::Name> Replicas::read(nb::handle names) const {
+  std::vector<Name> found;
+  for (const nb::handle each : names) {
+    const Name& name = found.emplace_back(name_of(each));
+    const Part& part = parts_[part_of(name)];
+    if (part.capacity != 0) __builtin_prefetch(&part.entries[part.home(name)]);
+  }
+  return found;
+}
+
 size_t Replicas::add(const nb::int_& bit, nb::handle names) {
   Change change;
   const auto with_bit = [&bit](const nb::int_& mask) { return nb::int_(mask | bit); };
   size_t count = 0;
-  for (const nb::handle each : names) {
-    const Name name = name_of(each);
+  for (const Name& name : read(names)) {
     Part& part = parts_[part_of(name)];
     const uint32_t at = part.capacity == 0 ? 0 : part.find(name);
     const SetId from = part.capacity == 0 ? 0 : part.entries[at].owners;
@@ -154,8 +164,7 @@ size_t Replicas::remove(const nb::int_& bit, nb::handle names) {
   Change change;
   const auto without_bit = [&bit](const nb::int_& mask) { return bits_without(mask, bit); };
   size_t count = 0;
-  for (const nb::handle each : names) {
-    const Name name = name_of(each);
+  for (const Name& name : read(names)) {
     Part& part = parts_[part_of(name)];
     if (part.capacity == 0) continue;
     const uint32_t at = part.find(name);

@@ -52,6 +52,7 @@ class Replicas {
 
   static Name name_of(nanobind::handle name);
   static uint32_t part_of(const Name& name);
+  std::vector<Name> read(nanobind::handle names) const;
   SetId id_of(const nanobind::int_& mask);
   void move(Entry& entry, SetId to);
   void forget_unused();
