@@ -23,6 +23,7 @@ from headrace.core.config.ledger import ByteLedger, KvPlan
 from headrace.core.config.scaling import scaling_faults
 from headrace.core.config.schema import Config, RouterConfig
 from headrace.core.router.core import RouterCore
+from headrace.core.router.pricing import AUTO_LINK
 from headrace.core.workload.recording import Begin
 from headrace.live.boot import WAIT, Progress, identity_of, model_facts, template_path
 from headrace.live.generate import TextEngine
@@ -34,7 +35,6 @@ from headrace.models.text.template import ChatTemplate
 PROGRESS_S = 0.1
 NOTE_AFTER_S = 5.0  # a start that is quicker is not worth a word
 NOTE_EVERY_S = 30.0
-KV_LINK = "memory"  # between workers of one machine, as cost models call it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +190,7 @@ def _stage(engine: ClusterEngine, progress: tuple[str, int, int]) -> tuple[str, 
 
 
 def _router(config: Config) -> RouterConfig:
-    return replace(config.router, kv_link=config.router.kv_link or KV_LINK)
+    return replace(config.router, kv_link=config.router.kv_link or AUTO_LINK)
 
 
 def _check(config: Config) -> None:

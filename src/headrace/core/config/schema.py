@@ -231,8 +231,16 @@ class RouterConfig:
     )
     kv_link: str = setting(
         "",
-        "link over which workers fetch each other's KV, as the cost model calls it; empty = theirs",
+        "link over which workers fetch each other's KV, as the cost model calls it; empty = memory"
+        " on one machine, tcp between machines",
         flag="--router-kv-link",
+    )
+    kv_network_gb_s: float = setting(
+        0.0,
+        "GB/s that KV has between machines; 0 = what the cost model says of tcp: 1",
+        low=0,
+        high=1e4,
+        flag="--router-kv-network-gb-s",
     )
     fetch_kv: bool = setting(
         True,

@@ -38,6 +38,7 @@ from headrace.core.router.events import (
 )
 from headrace.core.router.explain import Choice, DecisionLog, explain
 from headrace.core.router.fleet import Fleet, LateLoads, Survey
+from headrace.core.router.predict import Quote
 from headrace.core.router.pricing import Pricing
 from headrace.core.router.refusal import Noun, find_fault, lateness, no_worker, queue_full, too_late
 from headrace.core.router.stats import RouterStats
@@ -85,13 +86,14 @@ class RouterCore:
         """Why the request went where it went last; None once it is forgotten."""
         return self._decisions.find(request_id)
 
-    def quote_ns(self, now: Ns, request: RouteRequest) -> float | None:
-        """The least predicted cost of the request, in ns; None where nobody takes its role."""
-        survey = self._fleet.survey(now, request)
-        workers = [*survey.usable, *survey.full]
-        if not workers:
-            return None
-        return min(self._choices.totals(survey, self._choices.price(now, request), workers)[0])
+    def quote(
+        self, now: Ns, request: RouteRequest, source_id: WorkerId | None = None
+    ) -> Quote | None:
+        """The least predicted cost of the request; None where nobody takes its role. `source_id`
+        would compute the prompt of one that is coming.
+        """
+        source = None if source_id is None else self._fleet.find(source_id)
+        return self._choices.quote(now, request, self._fleet.survey(now, request), source)
 
     def due_ns(self, now: Ns, worker_id: WorkerId) -> int:
         """Prefill that is due at this worker, in ns; 0 where it is not up."""
@@ -181,7 +183,7 @@ class RouterCore:
             return
         waiting = Waiting(now, request)
         survey = self._fleet.survey(now, request)
-        pricing = self._choices.price(now, request)
+        pricing = self._price(now, request)
         if (fault := find_fault(request, survey, self._fleet, self._noun)) is not None:
             self._reject(fault, effects)
             return
@@ -281,6 +283,10 @@ class RouterCore:
 
     # ---- places
 
+    def _price(self, now: Ns, request: RouteRequest) -> Pricing:
+        prompt = self._bookings.get(request.prompt_id) if request.is_coming else None
+        return self._choices.price(now, request, None if prompt is None else prompt.worker)
+
     def _dispatch(
         self,
         waiting: Waiting,
@@ -338,7 +344,7 @@ class RouterCore:
             self._room.remove(request.request_id)
             self._reject(fault, effects)
             return True
-        pricing = self._choices.price(now, request)
+        pricing = self._price(now, request)
         best = self._choices.choose(survey, pricing)
         if best is None:
             return False

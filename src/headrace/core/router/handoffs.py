@@ -82,15 +82,20 @@ def is_worth_it(now: Ns, request: RouteRequest, router: RouterCore, config: Clus
     """
     if config.handoff == "never":
         return False
-    there = router.quote_ns(now, as_prompt(request))
-    here = router.quote_ns(now, request)
+    there = router.quote(now, as_prompt(request))
+    here = router.quote(now, request)
     ends_there = request.max_tokens < 2
     if there is None or (here is None and not ends_there):
         return False  # whoever is refused in the end should not have heard a first token
     if here is None or config.handoff == "always":
         return True
     if ends_there:
-        return there <= here
-    last = msgspec.structs.replace(request, num_tokens=1, block_names=(), neighbour_weight=0.0)
-    rest = router.quote_ns(now, last)
-    return rest is not None and there + config.handoff_ms * NS_PER_MS + rest < here
+        return there.total_ns <= here.total_ns
+    rest = router.quote(now, as_coming(request, request.request_id), there.worker_id)
+    if rest is None:
+        return False
+    # What comes while the rest of the prompt is computed is waited for by nobody.
+    in_time_ns = rest.terms.transfer_ns * (1 - 1 / there.terms.num_steps)
+    hidden_ns = min(there.terms.prefill_ns, in_time_ns)
+    total_ns = there.total_ns + config.handoff_ms * NS_PER_MS + rest.total_ns - hidden_ns
+    return total_ns < here.total_ns

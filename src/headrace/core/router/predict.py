@@ -4,6 +4,9 @@ Decides what a prefill beside decoding sequences is taken to cost; refuses to kn
 meant.
 """
 
+from typing import NamedTuple
+
+from headrace.core.base.types import WorkerId
 from headrace.core.cost.fitted import FittedCostModel
 from headrace.core.router.events import WorkerUp
 
@@ -98,6 +101,14 @@ class Predictor:
         if not self.block_bytes or link not in self.cost.links:
             return None
         return self.cost.copy_ns(num_blocks * self.block_bytes, link)
+
+
+class Quote(NamedTuple):
+    """The least that a request is predicted to cost."""
+
+    worker_id: WorkerId  # where
+    total_ns: float
+    terms: "Terms"
 
 
 class Terms:

@@ -6,7 +6,8 @@
 - queue: the prefill that is due there before it;
 - prefill: of its tokens that are not cached there;
 - transfer: of blocks that it would fetch from the worker that has most of them, where that is
-  quicker than to compute them;
+  quicker than to compute them, or that come from the one that computes its prompt. Between workers
+  of one machine they go through memory, between others over the network (`AUTO_LINK`);
 - interference: by which its own steps and output tokens come later, because other sequences decode
   beside it;
 - neighbours: each sequence that decodes beside the prompt has a token that comes later by the time
@@ -30,6 +31,8 @@ from headrace.core.router.predict import Predictor, Terms
 from headrace.core.router.worker import Worker
 
 NOBODY: Final = (0, 0)
+AUTO_LINK: Final = "auto"  # a link for each pair of workers, as cost models call it:
+MEMORY, NETWORK = "memory", "tcp"
 
 
 class Pricing:
@@ -43,17 +46,23 @@ class Pricing:
         fleet: Fleet,
         hits: Iterable[tuple[int, int]],
         holders: tuple[int, int] = NOBODY,
+        source: Worker | None = None,
     ) -> None:
-        """`holders` have so many of its blocks, the most that anybody can be asked for."""
+        """`holders` have so many of its blocks, the most that anybody can be asked for. What comes
+        from elsewhere comes from `source`.
+        """
         self.request = request
         self.now = now
         self._config = config
         self._fleet = fleet
         self._num_output = min(request.max_tokens, config.expected_output_tokens)
-        self._terms: dict[tuple[Predictor, int], Terms] = {}
+        self._terms: dict[tuple[Predictor, int, str], Terms] = {}
         self._depths: dict[Worker, int] = {}
         have_most, self._deepest = holders
         self._holder = _best_source(map(fleet.with_bit, bits_of(have_most)), request)
+        self._source = source if request.is_coming else self._holder
+        is_moved = request.is_coming or self._holder is not None
+        self._has_links = is_moved and config.kv_link == AUTO_LINK
         for workers, depth in hits:
             for bit in bits_of(workers):
                 worker = fleet.with_bit(bit)
@@ -78,7 +87,7 @@ class Pricing:
         pair of figures, in as few operations as there can be.
         """
         now, output_weight = self.now, self._config.interference_weight * self._num_output
-        misses = {predictor: self._weighed(predictor, 0) for predictor in self._fleet.predictors}
+        misses = {} if self._has_links else self._misses()
         if len(misses) == 1:
             ((ttft_ns, num_steps),) = misses.values()
             totals = [
@@ -90,7 +99,7 @@ class Pricing:
             ]
         else:
             totals = [
-                load + (miss := misses[worker.predictor])[0] + miss[1] * worker.step_extra_ns
+                load + (miss := self._miss(misses, worker))[0] + miss[1] * worker.step_extra_ns
                 for worker, load in zip(workers, self.loads(workers), strict=True)
             ]
         if self.request.neighbour_weight:
@@ -100,14 +109,38 @@ class Pricing:
         depths = self._depths
         for index in [i for i, worker in enumerate(workers) if worker in depths] if depths else ():
             worker = workers[index]
-            ttft_ns, num_steps = self._weighed(worker.predictor, depths[worker])
+            ttft_ns, num_steps = self._weighed(self.terms(worker))
             (load,) = self.loads((worker,))
             totals[index] = load + ttft_ns + num_steps * worker.step_extra_ns
             totals[index] += self._neighbours_ns(worker, depths[worker])
         return totals, blind
 
-    def _weighed(self, predictor: Predictor, depth: int) -> tuple[float, float]:
-        terms = self._terms_of(predictor, depth)
+    def _misses(self) -> dict[tuple[Predictor, str], tuple[float, float]]:
+        """What it costs each kind of worker that has nothing of it."""
+        link = self._config.kv_link
+        return {
+            (predictor, link): self._weighed(self._terms_of(predictor, 0, link))
+            for predictor in self._fleet.predictors
+        }
+
+    def _miss(
+        self, misses: dict[tuple[Predictor, str], tuple[float, float]], worker: Worker
+    ) -> tuple[float, float]:
+        kind = worker.predictor, self._link_to(worker)
+        miss = misses.get(kind)
+        if miss is None:
+            miss = misses[kind] = self._weighed(self._terms_of(worker.predictor, 0, kind[1]))
+        return miss
+
+    def _link_to(self, worker: Worker) -> str:
+        """Over which what it lacks would come."""
+        if not self._has_links:
+            return self._config.kv_link
+        source = self._source
+        is_near = source is not None and source.up.machine == worker.up.machine != ""
+        return MEMORY if is_near else NETWORK
+
+    def _weighed(self, terms: Terms) -> tuple[float, float]:
         cost_ns = self._config.prefill_weight * terms.prefill_ns + terms.transfer_ns
         return cost_ns, self._config.interference_weight * terms.num_steps
 
@@ -116,7 +149,8 @@ class Pricing:
         weight = self.request.neighbour_weight
         if not weight or worker.up.role is Role.PREFILL:
             return 0.0
-        return weight * worker.num_decoding * self._terms_of(worker.predictor, depth).prefill_ns
+        terms = self._terms_of(worker.predictor, depth, self._link_to(worker))
+        return weight * worker.num_decoding * terms.prefill_ns
 
     def num_new_tokens(self, worker: Worker) -> int:
         """KV that it will hold there beside its hits, if it has the expected output."""
@@ -124,27 +158,35 @@ class Pricing:
         return max(0, num_tokens - self.num_hit_blocks(worker) * worker.spec.block_size)
 
     def terms(self, worker: Worker) -> Terms:
-        return self._terms_of(worker.predictor, self.num_hit_blocks(worker))
+        depth = self.num_hit_blocks(worker)
+        return self._terms_of(worker.predictor, depth, self._link_to(worker))
 
-    def _terms_of(self, predictor: Predictor, depth: int) -> Terms:
-        terms = self._terms.get((predictor, depth))
+    def _terms_of(self, predictor: Predictor, depth: int, link: str) -> Terms:
+        kind = predictor, depth, link
+        terms = self._terms.get(kind)
         if terms is None:
-            terms = self._terms[predictor, depth] = self._find_terms(predictor, depth)
+            terms = self._terms[kind] = self._find_terms(predictor, depth, link)
         return terms
 
-    def _find_terms(self, predictor: Predictor, depth: int) -> Terms:
+    def _find_terms(self, predictor: Predictor, depth: int, link: str) -> Terms:
         num_tokens = max(1, self.request.num_tokens)
         if self.request.is_coming:
             num_coming = len(self.request.block_names) - depth
-            coming_ns = predictor.fetch_ns(num_coming, self._config.kv_link) or 0
+            coming_ns = self._fetch_ns(predictor, num_coming, link) or 0
             return Terms(predictor, num_tokens, depth + num_coming, num_coming, coming_ns)
         terms = Terms(predictor, num_tokens, depth)
         if (deepest := self._deepest) > depth:
-            transfer_ns = predictor.fetch_ns(deepest - depth, self._config.kv_link)
+            transfer_ns = self._fetch_ns(predictor, deepest - depth, link)
             if transfer_ns is not None:
                 fetched = Terms(predictor, num_tokens, deepest, deepest - depth, transfer_ns)
                 return min(terms, fetched, key=lambda either: either.ttft_ns)
         return terms
+
+    def _fetch_ns(self, predictor: Predictor, num_blocks: int, link: str) -> int | None:
+        gb_s = self._config.kv_network_gb_s
+        if link != NETWORK or not gb_s:
+            return predictor.fetch_ns(num_blocks, link)
+        return round(num_blocks * predictor.block_bytes / gb_s) if predictor.block_bytes else None
 
     def first_token_ns(self, worker: Worker) -> int:
         """From now, if it goes to this worker."""

@@ -102,11 +102,12 @@ def test_the_prompt_goes_to_whom_it_was_judged_by(weight: float, chosen: int) ->
     request = routing.request(PROMPT, max_tokens=100, neighbour_weight=weight)
     is_there = is_worth_it(routing.now, request, routing.core, ClusterConfig())
     assert is_there is (weight > 0)
-    quote_ns = routing.core.quote_ns(routing.now, as_prompt(request))
+    quote = routing.core.quote(routing.now, as_prompt(request))
+    assert quote is not None
     (dispatch,) = routing.tell(RouteArrive(as_prompt(request)))
     assert isinstance(dispatch, Dispatch)
     assert dispatch.worker_id == chosen
-    assert quote_ns == pytest.approx(dispatch.decision.chosen.total_ms * NS_PER_MS)
+    assert quote.total_ns == pytest.approx(dispatch.decision.chosen.total_ms * NS_PER_MS)
 
 
 def test_a_price_with_neighbours_is_the_sum_of_its_terms() -> None:
@@ -117,7 +118,8 @@ def test_a_price_with_neighbours_is_the_sum_of_its_terms() -> None:
         routing.started(number)
     config = routing.core.config
     request = routing.request(PROMPT, max_tokens=100, neighbour_weight=0.5)
-    quote_ns = routing.core.quote_ns(routing.now, request)
+    quote = routing.core.quote(routing.now, request)
+    assert quote is not None
     (dispatch,) = routing.tell(RouteArrive(request))
     assert isinstance(dispatch, Dispatch)
     for one in dispatch.decision.candidates:
@@ -129,4 +131,4 @@ def test_a_price_with_neighbours_is_the_sum_of_its_terms() -> None:
             + config.interference_weight * one.interference_ms
         )
         assert one.total_ms == pytest.approx(weighed_ms + one.neighbours_ms)
-    assert quote_ns == pytest.approx(dispatch.decision.chosen.total_ms * NS_PER_MS)
+    assert quote.total_ns == pytest.approx(dispatch.decision.chosen.total_ms * NS_PER_MS)
