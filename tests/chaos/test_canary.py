@@ -9,7 +9,8 @@ import httpx
 import pytest
 
 from chaos.test_workers import all_up, answers, requests, tiny_config, undisturbed, wait_until
-from headrace.cli.top import facts, figures, read
+from headrace.cli.top import facts, figures
+from headrace.cli.top_reading import read
 from headrace.cluster.boot import BootedCluster, boot_cluster
 from headrace.core.config.schema import Config
 from headrace.live.port import WorkerState

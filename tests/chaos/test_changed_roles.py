@@ -16,7 +16,8 @@ import pytest
 
 from chaos.test_workers import Answer, answers, requests, tiny_config, undisturbed, wait_until
 from headrace.cli.main import main
-from headrace.cli.top import facts, figures, read
+from headrace.cli.top import facts, figures
+from headrace.cli.top_reading import read
 from headrace.cluster.boot import BootedCluster, boot_cluster
 from headrace.core.base.errors import RequestError
 from headrace.core.base.worker import Role

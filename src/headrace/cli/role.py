@@ -10,7 +10,7 @@ import msgspec
 from rich.text import Text
 
 from headrace.cli.output import console, print_json
-from headrace.cli.top import is_http
+from headrace.cli.top_reading import is_http
 from headrace.core.base.errors import ConfigError
 from headrace.core.base.names import one_line
 

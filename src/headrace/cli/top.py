@@ -5,109 +5,37 @@ reader of /metrics.
 """
 
 import time
-import urllib.error
-import urllib.request
 from contextlib import suppress
-from dataclasses import dataclass
-from http.client import HTTPException
 from typing import Any
-from urllib.parse import urlsplit
 
-from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from headrace.cli import top_gateway
 from headrace.cli.output import console, print_facts, print_json
+from headrace.cli.top_reading import Reading, Span, number, percent, read
 from headrace.core.base.errors import ConfigError
 from headrace.core.base.names import one_line
-
-TIMEOUT_S = 5.0
-MAX_PAGE_BYTES = 8 << 20
-
-_Key = tuple[str, tuple[tuple[str, str], ...]]
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """One look at a server's metrics."""
-
-    at_s: float
-    samples: dict[_Key, float]
-
-    def value(self, name: str, **labels: str) -> float:
-        return self.samples.get((name, tuple(sorted(labels.items()))), 0.0)
-
-    def labels_of(self, name: str, label: str) -> list[str]:
-        """The values that a label has, in the page's order."""
-        return [dict(labels)[label] for found, labels in self.samples if found == name and labels]
-
-
-def read(url: str) -> Reading:
-    """ConfigError where there is no headrace at that address."""
-    if not is_http(url):
-        raise ConfigError(f"{url!r} is no http address", hint="for instance http://127.0.0.1:8000")
-    page = url.rstrip("/").removesuffix("/v1") + "/metrics"
-    try:
-        with urllib.request.urlopen(page, timeout=TIMEOUT_S) as answer:
-            text = answer.read(MAX_PAGE_BYTES).decode()
-        families = list(text_string_to_metric_families(text))
-    except (OSError, ValueError, HTTPException) as error:
-        reason = error.reason if isinstance(error, urllib.error.URLError) else error
-        raise ConfigError(f"{page} cannot be read: {reason}") from None
-    samples = {
-        (one.name, tuple(sorted(one.labels.items()))): one.value
-        for family in families
-        for one in family.samples
-    }
-    if not any(name.startswith("headrace_") for name, _ in samples):
-        raise ConfigError(f"{page} is not of headrace")
-    if any(name == "headrace_engine_up" for name, _ in samples):
-        raise ConfigError(
-            f"{page} is of a gateway, which computes nothing itself",
-            hint="look at its engines, where these are headrace; its own figures are on that page",
-        )
-    return Reading(time.monotonic(), samples)
-
-
-def is_http(url: str) -> bool:
-    try:
-        parts = urlsplit(url)
-        return parts.scheme in ("http", "https") and parts.port != 0
-    except ValueError:
-        return False
 
 
 def figures(now: Reading, before: Reading | None) -> dict[str, Any]:
     """What is shown; rates and means are those since the reading before, or None."""
-
-    def grown(name: str, **labels: str) -> float | None:
-        return None if before is None else now.value(name, **labels) - before.value(name, **labels)
-
-    def rate(name: str) -> float | None:
-        if before is None or now.at_s <= before.at_s:
-            return None
-        return (grown(name) or 0.0) / (now.at_s - before.at_s)
-
-    def mean_ms(name: str) -> float | None:
-        count = grown(f"{name}_count")
-        return 1e3 * (grown(f"{name}_sum") or 0.0) / count if count else None
-
-    queried = grown("headrace_prefix_queried_tokens_total")
+    span = Span(now, before)
     return {
         "num_running_seqs": round(now.value("headrace_running_seqs")),
         "num_waiting_seqs": round(now.value("headrace_waiting_seqs")),
         "kv_usage_ratio": now.value("headrace_kv_usage_ratio"),
-        "output_tokens_per_s": rate("headrace_output_tokens_total"),
-        "computed_tokens_per_s": rate("headrace_computed_tokens_total"),
-        "steps_per_s": rate("headrace_steps_total"),
-        "prefix_hit_ratio": (grown("headrace_prefix_hit_tokens_total") or 0.0) / queried
-        if queried
-        else None,
-        "ttft_ms_mean": mean_ms("headrace_ttft_seconds"),
-        "itl_ms_mean": mean_ms("headrace_itl_seconds"),
-        "e2e_ms_mean": mean_ms("headrace_e2e_seconds"),
+        "output_tokens_per_s": span.rate("headrace_output_tokens_total"),
+        "computed_tokens_per_s": span.rate("headrace_computed_tokens_total"),
+        "steps_per_s": span.rate("headrace_steps_total"),
+        "prefix_hit_ratio": span.share(
+            "headrace_prefix_hit_tokens_total", "headrace_prefix_queried_tokens_total"
+        ),
+        "ttft_ms_mean": span.mean_ms("headrace_ttft_seconds"),
+        "itl_ms_mean": span.mean_ms("headrace_itl_seconds"),
+        "e2e_ms_mean": span.mean_ms("headrace_e2e_seconds"),
         "by_window": _windows(now),
         "num_migrations": round(now.value("headrace_migrations_total")),
         "num_handoffs": round(now.value("headrace_handoffs_total")),
@@ -169,20 +97,20 @@ def facts(shown: dict[str, Any]) -> dict[str, dict[str, str]]:
         "work": {
             "sequences": f"{shown['num_running_seqs']} running,"
             f" {shown['num_waiting_seqs']} waiting",
-            "tokens": f"{_number(shown['output_tokens_per_s'])}/s sent,"
-            f" {_number(shown['computed_tokens_per_s'])}/s computed"
-            f" in {_number(shown['steps_per_s'])} steps/s",
+            "tokens": f"{number(shown['output_tokens_per_s'])}/s sent,"
+            f" {number(shown['computed_tokens_per_s'])}/s computed"
+            f" in {number(shown['steps_per_s'])} steps/s",
             "KV": f"{shown['kv_usage_ratio']:.0%} held,"
-            f" {_share(shown['prefix_hit_ratio'])} of prompts found",
+            f" {percent(shown['prefix_hit_ratio'])} of prompts found",
         },
         "latency": {
-            "TTFT": f"{_number(shown['ttft_ms_mean'])} ms",
-            "ITL": f"{_number(shown['itl_ms_mean'])} ms",
-            "E2E": f"{_number(shown['e2e_ms_mean'])} ms",
+            "TTFT": f"{number(shown['ttft_ms_mean'])} ms",
+            "ITL": f"{number(shown['itl_ms_mean'])} ms",
+            "E2E": f"{number(shown['e2e_ms_mean'])} ms",
         },
         "goodput": {
             window: f"{of['goodput_requests_per_s']:.2f} requests/s kept every limit,"
-            f" {_share(of['slo_attainment_ratio'])} of all"
+            f" {percent(of['slo_attainment_ratio'])} of all"
             for window, of in shown["by_window"].items()
         },
         "since start": {
@@ -219,8 +147,8 @@ def top(url: str, *, every_s: float, is_once: bool, as_json: bool) -> int:
     before = read(url)
     if as_json or is_once or not out.is_terminal:
         time.sleep(min(every_s, 1.0))
-        shown = figures(read(url), before)
-        print_json(shown) if as_json else print_facts(facts(shown))
+        shown = _figures(read(url), before)
+        print_json(shown) if as_json else print_facts(_facts(shown))
         return 0
     with suppress(KeyboardInterrupt), Live(console=out, auto_refresh=False, screen=True) as live:
         while True:
@@ -230,9 +158,18 @@ def top(url: str, *, every_s: float, is_once: bool, as_json: bool) -> int:
             except ConfigError as error:
                 live.update(Text(one_line(str(error)), "bold red"), refresh=True)
                 continue
-            live.update(_page(url, facts(figures(now, before))), refresh=True)
+            live.update(_page(url, _facts(_figures(now, before))), refresh=True)
             before = now
     return 0
+
+
+def _figures(now: Reading, before: Reading | None) -> dict[str, Any]:
+    of = top_gateway.figures if top_gateway.is_gateway(now) else figures
+    return of(now, before)
+
+
+def _facts(shown: dict[str, Any]) -> dict[str, dict[str, str]]:
+    return top_gateway.facts(shown) if "engines" in shown else facts(shown)
 
 
 def _page(url: str, groups: dict[str, dict[str, str]]) -> Group:
@@ -241,11 +178,3 @@ def _page(url: str, groups: dict[str, dict[str, str]]) -> Group:
         for index, (name, value) in enumerate(rows.items()):
             table.add_row(Text("" if index else title, "bold"), Text(name), Text(value))
     return Group(Text(f"{url}    {time.strftime('%H:%M:%S')}    Ctrl-C ends", "dim"), table)
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3g}" if value < 1000 else f"{value:.0f}"
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.0%}"

@@ -6,13 +6,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
+import httpx
 import pytest
 
+from headrace.cli import top_gateway
 from headrace.cli.main import main
-from headrace.cli.top import Reading, facts, figures
+from headrace.cli.top import facts, figures
+from headrace.cli.top_reading import Reading
 from headrace.core.base.sampling import SamplingParams
 from headrace.live.generate import GenerateRequest
 from support.fake_engine import formula_model
+from support.gateway import running_gateway
 from support.http_server import running_server
 
 Capture = pytest.CaptureFixture[str]
@@ -94,11 +98,58 @@ def test_what_is_not_headrace_is_said_to_be(body: bytes, capsys: Capture) -> Non
         assert "/metrics" in capsys.readouterr().err
 
 
-def test_a_gateway_has_nothing_to_show(capsys: Capture) -> None:
-    """Its page has none of these figures, and zeros would look like a server that is idle."""
-    with other_server(b'headrace_engine_up{engine="e0"} 1\n') as url:
-        assert main(["top", url, "--once"]) == 2
-    assert "is of a gateway" in capsys.readouterr().err
+def test_a_gateway_shows_its_engines(capsys: Capture) -> None:
+    dead = "http://127.0.0.1:9"
+    with (
+        formula_model() as booted,
+        running_server(booted) as server,
+        running_gateway(server.url, dead, waits_for=1) as gateway,
+    ):
+        model = httpx.get(f"{server.url}/v1/models").json()["data"][0]["id"]
+        ask = {"model": model, "prompt": "abc", "max_tokens": 3}
+        assert httpx.post(f"{gateway.url}/v1/completions", json=ask).status_code == 200
+        assert main(["top", gateway.url, "--json", "--every", "0.1"]) == 0
+        shown = json.loads(capsys.readouterr().out)
+        assert shown["engines"] == [
+            {"name": "e0", "is_up": True, "num_requests": 0},
+            {"name": "e1", "is_up": False, "num_requests": 0},
+        ]
+        assert main(["top", gateway.url, "--once", "--every", "0.1"]) == 0
+        out = capsys.readouterr().out
+    assert "up, 0 requests" in out
+    assert "down, 0 requests" in out
+
+
+def test_what_a_gateway_did_between_two_looks() -> None:
+    def page(at_s: float, **values: float) -> Reading:
+        samples = dict(reading(at_s, **values).samples)
+        engines = {"headrace_engine_up": 1.0, "headrace_engine_requests_in_flight": 2.0}
+        for name, value in engines.items():
+            samples |= {(name, (("engine", engine),)): value for engine in ("e0", "e1")}
+        return Reading(at_s, samples)
+
+    before = page(10, router_dispatched_requests_total=4)
+    now = page(
+        12,
+        router_dispatched_requests_total=10,
+        first_byte_seconds_sum=0.3,
+        first_byte_seconds_count=6,
+        router_queried_blocks_total=40,
+        router_hit_blocks_total=10,
+        router_open_breakers=1,
+    )
+    shown = top_gateway.figures(now, before)
+    assert shown["requests_per_s"] == 3
+    assert shown["first_byte_ms_mean"] == pytest.approx(50)
+    assert shown["prefix_hit_ratio"] == 0.25
+    assert shown["num_requests"] == 4
+    told = top_gateway.facts(shown)
+    assert told["engines"] == {
+        "e0": "up, 2 requests",
+        "e1": "up, 2 requests",
+        "cut off after failures": "1",
+    }
+    assert told["work"]["requests"] == "4 at engines, 0 waiting, 3/s sent on"
 
 
 def test_bad_words(capsys: Capture) -> None:
