@@ -24,7 +24,8 @@ class SeqSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A sequence as it arrives.
 
     One that began on another worker brings the output that it has: it goes on as if that had been
-    made here, with the same generator counter, penalties and limits.
+    made here, with the same generator counter, penalties and limits. So would what is a function of
+    the output, as the state of a grammar is: whoever has one feeds it `output_tokens` first.
     """
 
     seq_id: SeqId  # unique for the life of the worker
