@@ -45,8 +45,6 @@ from headrace.core.router.stats import RouterStats
 from headrace.core.router.waiting import Waiting, WaitingRoom
 from headrace.core.router.worker import Booking, Worker
 
-# A request that fits nowhere is overtaken for that long at most.
-OVERTAKE_NS = Ns(2 * NS_PER_S)
 # Timers carry the id of the request whose deadline they are about, or this one. It rings every
 # second while anybody waits, so that nobody waits for an event that never comes.
 WATCH_TIMER = -1
@@ -195,7 +193,7 @@ class RouterCore:
         # Who waits for any room goes first, unless this one is to overtake.
         may_go = request.is_migration or not self._room.held_ns(None)
         best = self._choices.choose(survey, pricing) if may_go else None
-        if best is not None and best.has_room:
+        if best is not None and best.has_room and not self._room.owes(now, best.worker, request):
             self._dispatch(waiting, best, survey, pricing, effects)
         elif len(self._room) >= self.config.max_waiting_requests and not request.is_migration:
             retry_s = max(1.0, self._room.prefill_ns / max(1, len(self._fleet)) / NS_PER_S)
@@ -331,7 +329,7 @@ class RouterCore:
             for waiting in self._room.heads(now, worker.worker_id):
                 if self._serve_one(now, waiting, effects):
                     break
-                if waiting.held_for is None and now - waiting.since_ns > OVERTAKE_NS:
+                if waiting.held_for in (None, worker.worker_id) and waiting.is_passed_over(now):
                     return
             else:
                 return

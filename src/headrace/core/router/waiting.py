@@ -19,7 +19,10 @@ from headrace.core.base.errors import InvariantError
 from headrace.core.base.request import AGING_NS
 from headrace.core.base.types import NS_PER_MS, NS_PER_S, Ns, WorkerId
 from headrace.core.router.events import RouteRequest
+from headrace.core.router.worker import Worker
 
+# A request that fits nowhere, or not yet where it is held for, is overtaken for that long at most.
+OVERTAKE_NS: Final = Ns(2 * NS_PER_S)
 NO_LIMIT_NS: Final = 30 * NS_PER_S  # TTFT limit of requests without one
 MAX_HEADS: Final = 8  # tenants that are asked where the first one's request fits nowhere
 MANY_LEFT: Final = 64  # that are still in a lane's heaps, beside as many as wait
@@ -50,6 +53,10 @@ class Waiting:
     @property
     def lane(self) -> tuple[int, str]:
         return self.priority, self.request.tenant
+
+    def is_passed_over(self, now: Ns) -> bool:
+        """Whether others have gone before it for long enough."""
+        return now - self.since_ns > OVERTAKE_NS
 
     def slack_key(self, now: Ns) -> tuple[int, int]:
         return self.start_by_ns if self.start_by_ns >= now else self.limit_ns, self.order
@@ -196,6 +203,14 @@ class WaitingRoom:
                 del self._service[one]
 
     # ---- turns
+
+    def owes(self, now: Ns, worker: Worker, request: RouteRequest) -> bool:
+        """Whether this worker's room is for the first of those that are held for it, and not for a
+        request that comes.
+        """
+        if worker.worker_id not in self._lanes or request.is_migration:
+            return False
+        return self.heads(now, worker.worker_id)[0].is_passed_over(now)
 
     def heads(self, now: Ns, worker_id: WorkerId) -> list[Waiting]:
         """The first of each tenant and priority that waits for this worker or for any, in the order

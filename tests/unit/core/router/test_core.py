@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from headrace.core.base.errors import InvariantError
-from headrace.core.base.types import Ns, WorkerId
+from headrace.core.base.types import NS_PER_MS, Ns, WorkerId
 from headrace.core.config.schema import RouterConfig
 from headrace.core.router.core import RouterCore
 from headrace.core.router.decision import Decision
@@ -12,12 +12,14 @@ from headrace.core.router.events import (
     Dispatch,
     Queued,
     Resync,
+    RouteArrive,
     RouteDone,
     RouteProgress,
     WorkerDown,
     WorkerKv,
     WorkerKvSnapshot,
 )
+from headrace.core.router.waiting import OVERTAKE_NS
 from support.routing import Routing, names, removed, stored
 
 CHAIN = names("a", 32)
@@ -144,6 +146,29 @@ def test_who_waits_is_not_overtaken_by_who_comes() -> None:
     assert isinstance(routing.arrive(num_tokens=512), Queued)
     assert isinstance(routing.arrive(num_tokens=16), Queued)
     assert [one.request_id for one in routing.started(1)] == [2]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("policy", ["kv", "least_loaded"])
+def test_who_fits_nowhere_is_overtaken_for_a_while(policy: str) -> None:
+    """Whether it waits for any worker, or for one."""
+    routing = Routing(1, policy=policy, worker_queue_ms=1e9)
+    for _ in range(4):  # 116 of 1,024 blocks are left
+        routing.place(num_tokens=3500)
+
+    def gets_a_worker() -> bool:
+        effects = routing.tell(RouteArrive(routing.request(num_tokens=16, tenant="small")))
+        return any(isinstance(effect, Dispatch) for effect in effects)
+
+    assert isinstance(routing.arrive(num_tokens=3500, tenant="large"), Queued)
+    large = routing.num_requests
+    assert gets_a_worker()
+    routing.ring(until_ms=OVERTAKE_NS / NS_PER_MS + 1)
+    assert not gets_a_worker()
+    effects = routing.done(1)
+    assert [one.request_id for one in effects if isinstance(one, Dispatch)] == [
+        large,
+        routing.num_requests,
+    ]
 
 
 def test_a_request_is_held_for_its_prefix_while_others_have_room() -> None:

@@ -168,6 +168,19 @@ def test_late_requests_are_refused_with_the_prediction() -> None:
     assert isinstance(migrated, Dispatch)
 
 
+def test_what_waits_in_the_router_makes_a_request_late_too() -> None:
+    """The worker alone would be in time."""
+    routing = Routing(1, worker_queue_ms=0, refuse_late=True)
+    routing.place(num_tokens=2000)
+    in_time = routing.arrive(slo=Slo(ttft_ms=2000.0))
+    assert isinstance(in_time, Queued)
+    for _ in range(3):
+        assert isinstance(routing.arrive(num_tokens=2000), Queued)
+    late = routing.arrive(slo=Slo(ttft_ms=2000.0))
+    assert isinstance(late, RouteReject)
+    assert late.code == "ttft_unattainable"
+
+
 def test_a_crowd_is_refused_with_a_time_to_come_back() -> None:
     routing = Routing(1, worker_queue_ms=0, max_waiting_requests=2)
     routing.place(num_tokens=2000)

@@ -41,6 +41,15 @@ def test_work_goes_where_less_is_due(policy: str) -> None:
     assert routing.place(num_tokens=32).worker_id != busy
 
 
+def test_of_two_that_are_drawn_the_one_with_less_to_do_is_taken() -> None:
+    """So the busiest of three never is."""
+    routing = Routing(3, policy="power_of_two")
+    routing.stats(1, num_running=4, num_queued_prefill_tokens=8000)
+    for number in range(1, 61):
+        assert routing.place().worker_id != 1
+        routing.serve(number)
+
+
 def test_a_session_stays_where_it_is_and_moves_only_for_want_of_a_worker() -> None:
     routing = Routing(4, policy="session")
     homes = {key: routing.place(session=key).worker_id for key in map(str, range(20))}

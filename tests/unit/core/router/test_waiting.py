@@ -64,6 +64,16 @@ def test_the_least_slack_goes_first(room: Room) -> None:
     assert room.order() == [2, 1, 0]
 
 
+def test_who_takes_longer_to_compute_has_less_slack() -> None:
+    room = WaitingRoom()
+    for request_id, (ttft_ms, prefill_ms) in enumerate([(900.0, 10), (1000.0, 800)]):
+        request = RouteRequest(
+            request_id=request_id, block_names=(), num_tokens=16, slo=Slo(ttft_ms=ttft_ms)
+        )
+        room.add(Ns(0), request, prefill_ms * NS_PER_MS)
+    assert room.heads(Ns(0), ANY)[0].request.request_id == 1
+
+
 def test_who_is_late_makes_nobody_else_late(room: Room) -> None:
     room.put(0, slo=Slo(ttft_ms=100.0))
     room.put(1, slo=Slo(ttft_ms=2000.0))
