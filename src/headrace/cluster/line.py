@@ -14,7 +14,6 @@ from headrace.cluster.wire import (
     encode,
 )
 from headrace.core.base.errors import TransferError
-from headrace.core.config.units import size_text
 
 MAX_UNSENT_BYTES: Final = 256 << 20
 _CHUNK_BYTES: Final = 1 << 18
@@ -46,7 +45,7 @@ class Line:
         self._unsent += self._writer.frame(encode(message))
         self.flush()
         if len(self._unsent) > MAX_UNSENT_BYTES:
-            raise TransferError(f"the worker has not read {size_text(len(self._unsent))}")
+            raise TransferError(f"the worker has left {len(self._unsent)} bytes unread")
 
     def flush(self) -> None:
         # A worker that is gone is found by whoever reads.
