@@ -19,9 +19,12 @@ def test_what_a_worker_has_not_read_is_bounded(monkeypatch: pytest.MonkeyPatch) 
     with ours, theirs:
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 12)
         line = Line(ours, SECRET)
-        for _ in range(100):
-            line.send(WORD)  # they wait for it
+
+        def say(num: int) -> None:
+            for _ in range(num):
+                line.send(WORD)
+
+        say(100)  # which wait for it
         assert line.has_unsent
         with pytest.raises(TransferError, match=r"the worker has left 65\d{3} bytes unread"):
-            for _ in range(1000):
-                line.send(WORD)
+            say(1000)
